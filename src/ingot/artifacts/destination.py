@@ -72,9 +72,10 @@ ADDRESS = about(
 
 
 def is_distributed(engine: str, address: str | None) -> bool:
-    """Whether worker processes do the work.
+    """Return whether worker processes do the work: true for every engine but ``local``.
 
-    Raises ``UsageError`` ``cluster.engine`` for an unknown engine, or for an address of an engine that has none.
+    Raises ``UsageError`` ``cluster.engine`` if the engine is unknown, or if an address is set for another engine than
+    ``ray``.
     """
     if engine not in _ENGINES:
         raise UsageError(f"expected the engine local, processes or ray, found {engine[:40]!r}", rule="cluster.engine")

@@ -76,7 +76,10 @@ class ProcessWorker:
         return line or None
 
     def kill(self) -> None:
-        """Kill the process; see ``Worker.kill``. During a hanging file system call, it ends when the call does."""
+        """Kill the process; see ``Worker.kill``.
+
+        If the process is in a file system call that hangs, the process ends only when the call returns.
+        """
         self._process.kill()
         try:
             self._process.wait(_ENDING)

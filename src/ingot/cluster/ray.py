@@ -78,7 +78,10 @@ def address_error(reason: str, address: str | None, origin: str = "") -> Resourc
 
 
 def _configured_address(address: str | None) -> tuple[str, str]:
-    """Return the address that Ray would use, and a text on its origin; two empty texts if Ray would start a cluster."""
+    """Return the address to which Ray would connect, and where the address is configured, as text for messages.
+
+    If Ray would start a new cluster, both texts are empty.
+    """
     if address not in (None, "", _AUTO):
         return str(address), ""
     if variable := os.environ.get("RAY_ADDRESS", ""):

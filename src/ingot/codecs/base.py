@@ -95,7 +95,7 @@ def is_chunk(chunk: int) -> bool:
 def version_for(chunk: int, size: int, *, rans: bool = True) -> int:
     """Return ``codec_version`` of a tensor of ``size`` elements.
 
-    ``rans``: whether its encoder may choose rANS at all.
+    ``rans`` is true if the tensor's encoder may choose rANS.
     """
     return LATER if rans and min(chunk, size) >= RANS_CHUNK else VERSION
 
@@ -165,7 +165,7 @@ class BaseEncoder:
     codec : str
         Identifier of the codec.
     params : mapping
-        The parameters that the file declares, and all that the decoder receives. Entries that fit passes determine are
+        The parameters that the file declares; the decoder receives no others. Entries that fit passes determine are
         missing until the last pass is over.
     parts : tuple of PartSpec
         In file order.
@@ -198,19 +198,19 @@ class BaseEncoder:
         def lossless(self) -> bool: ...
 
     def scratch_bytes(self) -> int:
-        """Return the bytes that one thread needs to encode, besides its chunk."""
+        """Return the number of bytes that one thread needs to encode, besides its chunk."""
         return 0
 
     def scratch_bytes_per_element(self) -> float:
-        """Return the bytes that encoding takes for each element of a chunk, besides its rows and parts."""
+        """Return the number of bytes that encoding takes for each element of a chunk, besides its rows and parts."""
         return 0
 
     def retained_bytes(self) -> int:
-        """Return the bytes that the encoder keeps from its fit passes until ``forget``."""
+        """Return the number of bytes that the encoder keeps from its fit passes until ``forget``."""
         return 0
 
     def range_probe(self) -> RangeProbe | None:
-        """Return the probe that decides whether the declared types reach small values; None if any value fits."""
+        """Return the probe that decides whether the declared types hold small values; None if they hold all values."""
         return None
 
     def observes(self) -> bool:
@@ -226,12 +226,12 @@ class BaseEncoder:
         return probe is None or probe.observe(rows)
 
     def wider_options(self) -> Mapping[str, Any]:
-        """Return options for an encoder whose types keep all bits of the observed values; empty if none must change."""
+        """Return options with types that keep all bits of the observed values; empty if no option must change."""
         probe = self.range_probe()
         return {} if probe is None else probe.wider_options()
 
     def underflow(self) -> str | None:
-        """Return why the declared types lose all observed values; None if they do not."""
+        """Return why the declared types would round all observed values to 0; None if they would not."""
         probe = self.range_probe()
         return None if probe is None else probe.underflow()
 
@@ -313,7 +313,7 @@ class Codec(Decoder):
         return cannot(layout, f"codec {self.id} has one layout only")
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the stored values, in chunks, after checking their positions; digests are checked at the end.
+        """Yield the stored values in chunks, after checking the values' positions; digests are checked at the end.
 
         Called if ``checks_stored`` is set; raises the errors of ``reader``.
         """
@@ -324,7 +324,7 @@ class ChunkParts(dict[str, Array]):
     """The parts of one chunk, for encoders whose ``decode`` needs more than the chunk's bytes.
 
     ``start`` is the number of rows before the chunk. ``within`` is the input of ``decode``: parts of the chunk alone,
-    or the parts that an inner encoder returned. Any other mapping holds the parts of an entire tensor.
+    or the parts that an inner encoder returned. A mapping of another class contains the parts of an entire tensor.
     """
 
     start: int = 0
@@ -344,13 +344,15 @@ class RepackReader(Protocol):
 
 
 INTEGERS, SCALES, IN_F32, IN_TYPE = GRADES = ("integers", "scales", "f32", "type")
-"""The grades of equality between a repacked tensor and its source (``spec/interop.md``, "Grades"): integers, scales,
-values in f32, values in the target's type as its programs compute them."""
+"""The grades of equality between a repacked tensor and its source (``spec/interop.md``, "Grades").
+
+They compare integers, scales, values in f32, and values in the target's type as the target's programs compute them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """A stored tensor in another layout of its codec: the same integers and scales, no value goes through floats.
+    """A stored tensor in another layout of its codec: integers and scales are copied, and no value is requantized.
 
     Parameters
     ----------
@@ -362,15 +364,15 @@ class Repacked:
         layout stores column by column, a row here is the smallest number of columns that can be written alone.
     why_not : str or None
         Why a value would not decode to the same bits, or why the codec cannot repack into this layout; None if every
-        value keeps its bits. Decided before anything is written.
+        value keeps its bits. Determined before any byte is written.
     reader : callable
-        Begins a pass over the tensor; only if ``exact``.
+        Begins a pass over the tensor; callable only if ``exact`` is true.
     rounded : bool
-        Integers and scales are the same, and values are equal after rounding to the tensor's type, but not all in f32.
+        If true, integers and scales are the same, but some values are equal only after rounding to the tensor's type.
     extra_memory : int
-        Bytes that a chunk takes in addition to its rows.
+        Number of bytes that a chunk takes in addition to its rows.
     again : bool
-        Every chunk reads the entire tensor, so that fewer chunks are faster.
+        If true, every chunk reads the entire tensor, so that fewer chunks are faster.
     """
 
     layout: Layout
@@ -392,8 +394,8 @@ class Repacked:
     def equal(self, *, steps: bool) -> tuple[str, ...]:
         """Return the ``GRADES`` in which the result equals the tensor; a grade that does not apply counts as equal.
 
-        ``steps``: the target's runtime rounds each step of ``s * q + o`` to the type of the scales; here values are
-        computed in f32 and rounded once.
+        If ``steps`` is set, the target's runtime rounds each step of ``s * q + o`` to the type of the scales, although
+        Ingot computes values in f32 and rounds once.
         """
         if not self.exact:
             return ()
@@ -421,8 +423,8 @@ def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:
 def empty(shape: tuple[int, ...], dtype: str, location: str) -> Array:
     """Allocate the result of a decode; raise ``CodecError`` ``codec.too-large`` if there is not enough memory.
 
-    A few bytes of a sparse or compressed tensor may stand for any size, and the system grants more memory than it has:
-    the size of a large array is compared with the free memory before it is allocated.
+    A few bytes of a sparse or compressed tensor may declare any size, and the system grants more memory than it has.
+    So the function compares the size of a large array with the free memory before it allocates the array.
     """
     nbytes = prod(shape) * numpy_dtype(dtype).itemsize
     reason: Exception | None = None

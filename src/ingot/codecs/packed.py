@@ -83,7 +83,7 @@ def matrix_of(tensor: Tensor) -> Packed:
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
     """Return whether ``matrix_of`` supports a tensor, judged by its attributes alone.
 
-    If ``direct``, also whether a product with one row is faster than with the decoded matrix. Raises nothing and reads
-    no weights.
+    If ``direct`` is set, a product with one row must also be faster than with the decoded matrix. Raises no error and
+    reads no weights.
     """
     return tensor.codec in CODECS and CODECS[tensor.codec][1](tensor, direct=direct)

@@ -21,23 +21,24 @@ HALF = "half"
 
 
 class RangeProbe:
-    """The type of an option's numbers, and the largest magnitude of the values that they scale.
+    """A check whether a declared type can store the scales or codebook entries of small values without underflow.
+
+    The probe observes the largest magnitude of the values.
 
     Parameters
     ----------
     option : str
-        ``scales``, ``entries``, ...
+        Name of the codec option that sets the type: ``scales``, ``entries``, ...
     dtype : str
-        The declared type: f16, bf16 or f32.
+        The declared type of the stored numbers: f16, bf16 or f32.
     wider : sequence of str
-        Types to choose instead if values are small, in order of preference; none if the user named the type.
+        Types to choose instead if the values are small, in order of preference; empty if the user chose the type.
     levels : float
-        The largest magnitude over ``levels`` is the largest number of that type.
+        Divisor of the stored number: ``(largest magnitude / levels) ** power``.
     source : str
-        Type of the values. If it is no finer than ``dtype``, nothing is lost: its numbers are multiples of the
-        smallest.
+        Type of the values. If it equals ``dtype``, or if ``dtype`` is f32, the probe never reports underflow.
     power : float
-        The number is the magnitude over ``levels`` to this power.
+        Exponent of the stored number, see ``levels``.
     """
 
     def __init__(

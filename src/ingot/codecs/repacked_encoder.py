@@ -58,7 +58,7 @@ class RepackedEncoder(Encoder):
         return self._inner.scratch_bytes()
 
     def scratch_bytes_per_element(self) -> float:
-        """Count the inner encoder's own, its parts, and a copy of them that the repacking makes."""
+        """Return the inner encoder's scratch bytes, plus its parts, plus the copy of the parts that repacking makes."""
         part_bytes = sum(part.at_most for part in self._inner.parts)
         return self._inner.scratch_bytes_per_element() + 2 * part_bytes / max(1, prod(self._shape))
 
@@ -94,14 +94,14 @@ class RepackedEncoder(Encoder):
         return chunk
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        """Decode the inner parts of a chunk that ``encode`` returned: they have the same values."""
+        """Decode the inner encoder's parts of a chunk, which have the same values as the repacked parts."""
         self._inner.decode(parts.within if isinstance(parts, ChunkParts) else parts, out)
 
 
 def repacked(
     encoder: Encoder, parts: Mapping[str, Array], name: str, shape: tuple[int, ...], layout: Storable
 ) -> Repacked:
-    """Return the repacking of encoded ``parts`` into ``layout``; its ``why_not`` tells if a value would change.
+    """Return the repacking of encoded ``parts`` into ``layout``; ``why_not`` is set if a value would change.
 
     Raises ``CodecError`` if parts and shape do not fit the encoder's layout.
     """

@@ -34,7 +34,7 @@ def resolve_range(
     chunks: Iterable[tuple[int, Array]],
     accepts: Callable[[_E], bool] = lambda encoder: True,
 ) -> tuple[_E, Options]:
-    """Return an encoder whose types hold the values, and the options that differ from the stated ones.
+    """Return an encoder whose types hold the values, and the options that differ from ``options``.
 
     Reads only as many chunks as the encoder must observe.
 

@@ -60,7 +60,7 @@ class TileMatrix(ABC):
 
     @abstractmethod
     def sizes(self) -> tuple[int, int]:
-        """Return the bytes of ``packed`` and the elements of ``scales``."""
+        """Return the expected number of bytes of ``packed``, and the expected number of elements of ``scales``."""
 
     @abstractmethod
     def magnitudes(self) -> tuple[float, float]:
@@ -90,7 +90,7 @@ class TileMatrix(ABC):
     def choose_product(self, dtype: str, rows: int) -> Product | None:
         """Return the kernel for ``rows`` rows of x; None if decoding is better.
 
-        It is for many rows in f32, and for weights that the type of x may not hold.
+        Decoding is better for many rows in f32, and for weights that the type of x may not hold.
         """
         if self._range is None:
             self._range = self.magnitudes()

@@ -267,9 +267,11 @@ def _packed(part: Array) -> int:
 
 
 def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Trial]) -> Iterable[Trial]:
-    """Yield products of thin matrices of several ranks, if the sample is stored better by one than by other trials.
+    """Yield a low-rank trial for each rank whose error over the full difference is at most ``LOW_RANK_ERROR``.
 
-    A sample's rows are never further from a low rank than the full matrix.
+    Yield nothing if no rank is promising on ``sample``. A rank is promising if its error is less than
+    ``LOW_RANK_ERROR`` and less than the error of every trial of at most its size. The sampled error is a lower bound:
+    a low rank approximates the sampled rows at least as well as the full matrix.
     """
     rows, cols = tuned.matrix_shape
     max_rank = min(RANKS[-1], min(rows, cols) // 2, _SPECTRUM // (8 * cols) - OVERSAMPLING)

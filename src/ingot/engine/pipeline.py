@@ -157,7 +157,10 @@ Outcome = EncodedChunk | BaseException
 
 @dataclass(slots=True)
 class Batch:
-    """Events that pass to the writing thread together, and the tasks of their chunks, which one thread runs."""
+    """Events that the writing thread receives together, and the encoding tasks of their chunks.
+
+    One thread of the pool runs all tasks of a batch.
+    """
 
     events: list[Event] = field(default_factory=list)
     works: list[ChunkTask] = field(default_factory=list)

@@ -28,24 +28,24 @@ from ingot.reporting.report import Table
 class Catalog:
     """The result of a format's reader: every tensor, its parts located and validated, without decoders.
 
-    ``tensors`` keeps the order of the file. It may build a tensor on first access and then returns the same object.
-    ``headers`` maps each file to the bytes of its header or manifest (for fingerprints). ``sources`` are closed with
-    the checkpoint.
+    ``tensors`` keeps the order of the file. It may build a tensor on first access, and then always returns the same
+    object. ``headers`` maps each file to the content of the file's header or manifest (for fingerprints). ``sources``
+    are closed with the checkpoint.
 
     ``notes`` and ``remarks`` are pairs of a rule and a message; ``verify`` prints both. A note is a violation of the
     format's document that the reader tolerates; ``verify --strict`` counts it as an error. A remark is permitted but
     worth reporting.
 
-    ``check_whole`` reads the complete file and compares its digest, if the file has a digest of itself. ``check_files``
-    compares digests of complete files whose parts have digests of their own. It yields an error for each file that
-    differs; only ``verify`` calls it.
+    ``check_whole`` is set if the file contains a digest of itself; it reads the complete file and compares the digest.
+    ``check_files`` compares the digests of complete files whose parts also have digests. It yields an error for each
+    file that differs; only ``verify`` calls it.
 
     ``attachments`` are the data other than weights. ``details`` builds the tables that ``inspect`` adds. ``features``
-    are the flags that select kernels, if the format stores them. ``manifest_digest`` is true if the header or manifest
-    has a digest, which was correct, and false if it has none. It is None if the format cannot store one or protects the
-    header in another way. ``receipt`` is the text of the file's receipt (``model.receipt``); it is no metadata, and
-    results do not inherit it. ``aliases`` map tensors with uninformative names, such as constants of graphs, to names
-    that recipes can match.
+    are the flags that select kernels, if the format stores such flags. ``manifest_digest`` is true if the header or
+    manifest has a digest and the digest is correct. It is false if the header has no digest, and None if the format
+    cannot store a digest of the header or protects the header in another way. ``receipt`` is the text of the file's
+    receipt (``model.receipt``); it is not part of the metadata, and results do not inherit it. ``aliases`` map tensors
+    with uninformative names, such as constants of graphs, to names that recipes can match.
     """
 
     tensors: Mapping[str, Tensor]
@@ -73,7 +73,7 @@ class WriteOptions:
 
     If ``compact`` is set, formats that store pruned matrices in full size (``FormatTraits.full_size``) store the
     remaining rows or columns only. ``siblings`` allows the writer to create files besides the named file. ``base`` is
-    the digest of the file that an overlay refers to. ``file_type`` is the ``general.file_type`` of a GGUF file if the
+    the digest of the file to which an overlay refers. ``file_type`` is the ``general.file_type`` of a GGUF file if the
     caller names a mixture.
     """
 
@@ -149,7 +149,7 @@ class FormatTraits:
     shards : bool
         An artifact can be split into several files.
     shards_on_request : bool
-        The usual artifact is one file, in a folder too.
+        The usual artifact is one file, even in a folder.
     attachments : tuple of str
         Types of attachments that the format can store.
     encodings : tuple of str
@@ -159,7 +159,7 @@ class FormatTraits:
     folder : bool
         The artifact is a complete folder, not a file. See ``Format.has_sentinel``.
     tiers : tuple of str
-        Names of files in the folder that store another variant of the same model and are no second checkpoint.
+        Names of files in the folder that store another variant of the same model; they are not a second checkpoint.
     last_resort : bool
         The format applies to a folder only if no other format does: the folder often contains the same weights in a
         better format.
@@ -188,7 +188,7 @@ class FormatTraits:
     dense_key : str
         Key of ``config.json`` that lists the dense layers; empty if the folder needs no list.
     how_to_quantize : str
-        How dense weights become packed layers; empty if programs read a folder without packed layers too.
+        Advice on how dense weights become packed layers; empty if programs also read a folder without packed layers.
     group_sizes : tuple of int or None
         Group sizes that programs support, if groups must divide the columns; empty if any divisor is supported. None
         if groups need not divide the columns.
@@ -199,8 +199,8 @@ class FormatTraits:
     one_head : bool
         Loaders refuse a head if the embeddings are tied to it.
     fixed_scales : bool
-        Operators need scales of the type of the values, and perhaps unsigned codes. If a recipe leaves the type of the
-        scales open, it becomes the type of the values, and symmetric codes get their zero point in the middle.
+        Operators need scales of the type of the values, and perhaps unsigned codes. If a recipe does not set the type
+        of the scales, scales get the type of the values, and symmetric codes get the middle code as their zero point.
     f16_scales : bool
         Scales are always f16, so that a recipe with ``scales = "half"`` gets f16 for weights in bf16 too.
     full_size : bool
@@ -276,8 +276,8 @@ class Format(ABC):
     def has_sentinel(self, store: Store) -> bool:
         """Return whether the file that marks a finished folder of this format is present; reads little.
 
-        If it is, other weights in the folder are variants of the same model. If it is not, they are another checkpoint,
-        and the caller has to choose.
+        If the sentinel is present, other weights in the folder are variants of the same model. If it is absent, they
+        are another checkpoint, and the caller has to choose.
         """
         return False
 
@@ -297,7 +297,7 @@ class Format(ABC):
         """
 
     def read_config(self, store: Store) -> dict[str, Any]:
-        """Return the folder's ``config.json``, completed by other files if the format defines that.
+        """Return the folder's ``config.json``, completed by other files if the format defines such files.
 
         Raises ``FormatError``.
         """
@@ -370,11 +370,14 @@ class Format(ABC):
         return None
 
     def has_constant(self, name: str) -> bool:
-        """Return whether the target program contains values for a tensor, which stay if none are written."""
+        """Return whether the target program contains values for a tensor.
+
+        If the tensor is not written, these values stay.
+        """
         return False
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
-        """Return the ``settings`` that the result cannot state; ``settings`` are the ``activations`` of the source."""
+        """Return the entries of ``settings``, the ``activations`` of the source, that the result cannot declare."""
         return [f"{key} ({value})" for key, value in settings.items()]
 
     # Writing.
@@ -396,14 +399,17 @@ class Format(ABC):
 
     @abstractmethod
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files, or an upper limit if ``knows_size`` returns false.
+        """Return the exact total size of all files in bytes, or an upper limit if ``knows_size`` returns false.
 
         Parts of unknown length count as ``PartSpec.at_most``.
         """
 
     @abstractmethod
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:
-        """Return a writer that creates the file ``name``; if the format shards, it chooses the name of the index."""
+        """Return a writer that creates the file ``name`` in ``target``.
+
+        If the writer splits the artifact into shards, the format determines the names of the shards and their index.
+        """
 
     def with_receipt(self, source: ByteSource, text: str) -> tuple[int, bytes]:
         """Return the number of bytes at the start of the file that a receipt leaves unchanged, and the new bytes after
@@ -424,10 +430,10 @@ PROMPT = "Once upon a time"
 
 @dataclass(frozen=True, slots=True)
 class WrittenArtifact:
-    """A written artifact: the folder or file at ``path`` of this machine.
+    """A written artifact: a folder or a file at the local path ``path``.
 
-    ``first`` is the path of its first weight file. ``generates`` is true if ``config.json`` and a tokenizer are
-    present, so that a program can generate text.
+    ``folder`` is true if the artifact is a folder. ``first`` is the path of the first weight file. ``generates`` is
+    true if ``config.json`` and a tokenizer are present, so that a program can generate text.
     """
 
     path: str
@@ -453,12 +459,15 @@ def knows_size(format: Format, specs: Sequence[TensorSpec]) -> bool:
 
 
 def encoding_in(format: Format, encoding: str) -> str:
-    """Return the encoding in which a format writes a part: its preferred compression, or ``raw`` if it has none."""
+    """Return the encoding in which a format writes a part: the preferred compression, or ``raw`` without one."""
     return format.traits.encodings[0] if encoding != RAW and format.traits.encodings else encoding
 
 
 def encoding_variants(format: Format, spec: TensorSpec) -> Iterator[TensorSpec]:
-    """Yield a tensor with compressed parts in encodings that the format supports: its preferred one, then ``raw``."""
+    """Yield the spec of a tensor, with compressed parts in encodings that the format supports.
+
+    The first spec has the format's preferred encoding, and the next one has ``raw``.
+    """
     if all(part.encoding == RAW for part in spec.parts) or any(part.encoding not in SUPPORTED for part in spec.parts):
         return
     for encoding in (encoding_in(format, ""), RAW):
@@ -477,8 +486,8 @@ def _encoded(part: PartSpec, encoding: str) -> PartSpec:
 def layout_variants(format: Format, spec: TensorSpec) -> Iterator[tuple[Storable, TensorSpec]]:
     """Yield the other layouts of a tensor's values that a format supports, the most similar layout first.
 
-    Each comes with the spec of the tensor in this layout. The codec's ``repack`` decides which layouts preserve every
-    value.
+    Each layout is paired with the spec of the tensor in this layout. The codec's ``repack`` decides which layouts
+    preserve every value.
     """
     for other in alternatives(layout_of(spec), spec):
         variant = with_layout(spec, other)

@@ -48,7 +48,7 @@ class WholeFiles(Skips, Protocol):
     """A writer whose files are complete with their last tensor, so that another process can write complete files."""
 
     def file_of(self, name: str) -> str | None:
-        """Return the file that contains a tensor of the specs; None if that file is complete only at the end."""
+        """Return the file that contains a tensor of the specs; None if ``finish`` has to complete this file."""
         ...
 
 

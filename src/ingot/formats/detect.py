@@ -158,9 +158,9 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     ``store`` is the folder. Without it, formats that read files of the folder to recognize it are skipped.
 
     If the artifact of a format is the complete folder and its sentinel is present (``Format.has_sentinel``), other
-    weights in the folder are ignored. Without the sentinel the choice is ambiguous. Ignored beside a checkpoint are
-    programs exported from it (``FormatTraits.exported``) and other variants of the same model (``tiers``). A folder
-    that contains nothing but finalized arrays of Squish has their format.
+    weights in the folder are ignored. Without the sentinel the choice is ambiguous. If the folder contains a
+    checkpoint, programs exported from it (``FormatTraits.exported``) and other variants of the same model (``tiers``)
+    are ignored. A folder that contains nothing but finalized arrays of Squish has the format of these arrays.
 
     Raises
     ------
@@ -211,7 +211,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
 
 
 def _fallback(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
-    """Return the format and entry of a folder that no format claims, if one of them finds weights further inside."""
+    """Return the format and entry file of a folder that no format claims; None if no format finds weights inside."""
     if store is None:
         return None
     for candidate in FORMATS.of_folder(names):

@@ -22,7 +22,7 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A sealed file: the path or address of its seal, its size in bytes, its digest."""
+    """A sealed weight file: the path or URL of its seal, and the weight file's size in bytes and digest."""
 
     seal: str
     size: Bytes

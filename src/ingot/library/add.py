@@ -45,7 +45,7 @@ class Base:
     objects: Mapping[Key, str] = field(default_factory=dict)
 
     def object_for(self, segment: Segment, objects: Objects) -> str:
-        """Return the object that a segment may be a delta to; empty if there is none.
+        """Return the id of the object to which a segment may be stored as a delta; empty if no object fits.
 
         If the base object has the maximum number of deltas, return the first object of its chain.
         """
@@ -81,7 +81,7 @@ def choose_base(
     """Return the requested base; for ``auto`` the base with the smallest delta of a large tensor.
 
     Candidates are the artifacts that share most of the tensors by name, dtype and size. Candidates with short chains of
-    deltas are tried first. ``read`` returns a segment's bytes.
+    deltas are tried first. ``read`` returns the content of a segment.
 
     Raises ``UsageError`` ``library.unknown``, and the errors of reading the requested artifact's manifest.
     """
@@ -143,9 +143,9 @@ _BATCH_BYTES = 256 << 20
 class Added(Reportable):
     """The result of an addition.
 
-    ``size`` are the bytes of the files, ``stored`` the growth of the library in bytes. ``known`` objects existed
-    already. ``deltas`` objects were stored as differences to objects of ``base``, and ``whole`` objects without a base.
-    ``notes`` say what the artifact is, if it is not a model.
+    ``size`` is the total size of the files in bytes, ``stored`` the growth of the library in bytes. ``known`` is the
+    number of objects that existed already, ``deltas`` the number stored as differences to objects of ``base``, and
+    ``whole`` the number stored without a base. ``notes`` describe the artifact if it is not a model.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Added(Reportable):
 
 @takes(AddOptions, "store")
 def add(options: AddOptions) -> Added:
-    """Add a folder or file with all of its content to a library; create the library if it does not exist.
+    """Add a folder with all of its files, or a single file, to a library; create the library if it does not exist.
 
     Each tensor is stored once, regardless of its name and file. A new tensor is stored as a difference, with an entropy
     code, in zstd or raw, whichever is smallest. Before the artifact is listed, each of its files is reassembled from
@@ -338,7 +338,7 @@ class _Addition:
         return Chunk(data.nbytes, id, b"", *tensor_fields)
 
     def _is_whole(self, id: str) -> bool:
-        """Return whether all objects that this one is decoded from exist; otherwise it is written again."""
+        """Return whether all objects exist that are needed to decode this object; otherwise it is written again."""
         try:
             return bool(self._objects.chain(id))
         except IngotError:
@@ -370,8 +370,8 @@ class _Addition:
     def _proven(self, manifest: Manifest) -> set[str]:
         """Reassemble every file from the library and compare it with its digest.
 
-        Returns existing objects that are damaged, to be written again. Raises ``library.digest`` for any other
-        difference, and for damaged objects at the second attempt.
+        Return the existing objects that are damaged; the caller writes them again and repeats the check. Raises
+        ``library.digest`` for any other difference, and if objects are still damaged at the second attempt.
         """
         damaged: set[str] = set()
         for file in manifest.files:

@@ -59,8 +59,8 @@ def files_of(store: Store) -> Iterator[str]:
 def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, list[Segment]]:
     """Return for each file the raw parts of tensors in it, in order, without overlaps.
 
-    Each file of a supported format is opened by itself; then, for formats with several files, the folder. A file that
-    cannot be opened has no tensors; it is stored in blocks.
+    Each file of a supported format is opened by itself. Then the folder is opened, for formats with several files. A
+    file that cannot be opened has no tensors and is stored in blocks.
     """
     files = list(names)
     by_file: dict[str, list[Segment]] = {name: [] for name in files}
@@ -72,7 +72,7 @@ def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, l
 
 
 def _locate(store: Store, name: str, by_file: Mapping[str, list[Segment]]) -> None:
-    """Add the parts in a catalog to files without parts: of a file, or of the folder if ``name`` is empty."""
+    """Add the parts in the catalog of the file ``name`` to files without parts; if ``name`` is empty, of the folder."""
     opened = _Opened(store)
     empty = {other for other in by_file if not by_file[other]}
     try:

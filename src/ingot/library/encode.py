@@ -28,11 +28,13 @@ from ingot.model.tensor import Array
 from ingot.stores.local import LocalTarget
 
 MIN_DELTA = 1 << 14
-"""Minimum bytes of an object for a delta: below this the overhead of the file is as large as the values."""
+"""Minimum size in bytes of an object that is stored as a delta; smaller files would be mostly overhead."""
 
 DELTA_SUFFICES = 4
-"""If a delta is this many times smaller than the values, other codecs are not tried: entropy codes of weights never
-are."""
+"""If a delta is smaller than the values by this factor, no other codec is tried.
+
+Entropy coding never reduces weights by this factor.
+"""
 
 _BYTES = "u8"
 
@@ -49,7 +51,7 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the parts."""
+        """The number of bytes of the parts."""
         return sum(part.nbytes for part in self.parts.values())
 
     @property
@@ -87,7 +89,7 @@ def smallest(data: memoryview, dtype: str, base: memoryview | None) -> Encoded:
     dtype : str
         Dtype of the values, as ``element_type`` returns it.
     base : memoryview, optional
-        Bytes of a base, of the same size. The result may then be a delta.
+        The content of a base object of the same size. If a base is passed, the result may be a delta.
     """
     delta = as_delta(data, dtype, base) if base is not None else None
     if delta is not None and delta.nbytes * DELTA_SUFFICES <= data.nbytes:
@@ -99,7 +101,7 @@ def smallest(data: memoryview, dtype: str, base: memoryview | None) -> Encoded:
 
 
 def as_delta(data: memoryview, dtype: str, base: memoryview) -> Encoded:
-    """Return the delta from the bytes of a base to those of an object."""
+    """Return the delta from the content of a base object, ``base``, to the content of an object, ``data``."""
     values = _values(data, dtype)
     parts = pack(_values(base, dtype), values)
     params = params_for(dtype)

@@ -23,7 +23,7 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Got(Reportable):
-    """The written files: destination, number, bytes; ``notes`` are those of a conversion."""
+    """The written files: their destination, number and total size in bytes; ``notes`` are the conversion's notes."""
 
     name: str
     destination: str
@@ -43,8 +43,9 @@ class Got(Reportable):
 def get(options: GetOptions) -> Got:
     """Write an artifact of a library to a file or folder.
 
-    Without ``format``, the files that were added are written bit for bit; each is compared with its digest before any
-    file appears. With ``format``, the artifact is converted as by ``ingot.convert``. Memory holds a tensor at a time.
+    Without ``format``, the added files are restored bit for bit, and no file appears before the digests of all files
+    are checked. With ``format``, the artifact is converted as by ``ingot.convert``. The function holds at most one
+    tensor in memory.
 
     Returns
     -------

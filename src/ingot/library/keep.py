@@ -27,8 +27,9 @@ _BATCH = 1000
 class Entry:
     """An artifact in a listing.
 
-    ``size`` are the bytes of its files, ``stored`` the bytes of the objects that it needs. Other artifacts need
-    ``shared`` of them too; removing this artifact would free ``own``. ``problem`` is a rule if the artifact is damaged.
+    All sizes are in bytes. ``size`` is the size of the artifact's files, ``stored`` the size of the objects that it
+    needs, and ``shared`` the size of those objects that other artifacts also need. Removing this artifact and
+    collecting would free ``own``. ``problem`` is a rule if the artifact is damaged.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Holdings(Reportable):
-    """The content of a library: artifacts, bytes of their files, of all objects, and of unneeded objects."""
+    """The content of a library: the artifacts, and sizes in bytes of their files, all objects and unneeded objects."""
 
     location: str
     artifacts: list[Entry]
@@ -103,7 +104,7 @@ def ls(options: ListOptions) -> Holdings:
 
 @takes(RemoveOptions, "store")
 def rm(options: RemoveOptions) -> None:
-    """Remove an artifact from a library's list. Its objects stay until ``gc``, and if other artifacts need them.
+    """Remove an artifact from a library's list; ``gc`` later deletes the objects that no other artifact needs.
 
     Returns
     -------
@@ -122,7 +123,10 @@ def rm(options: RemoveOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Collected(Reportable):
-    """The deleted objects, or with ``dry_run`` those to delete, their bytes, and files of interrupted additions."""
+    """The number and total size of deleted objects, and the files of interrupted additions.
+
+    With ``dry_run``, these are the objects and files that would be deleted.
+    """
 
     location: str
     dry_run: bool
@@ -154,7 +158,7 @@ def gc(options: CollectOptions) -> Collected:
     ------
     ResourceError
         ``library.busy``: another process used the library for longer than ``wait`` seconds. ``library.lost``: this
-        process lost its lease on a bucket, and others may have started to use the library; remaining objects stay.
+        process lost its lease on a bucket, so other processes may use the library now; remaining objects stay.
     IntegrityError, FormatError
         ``library.manifest``, ``library.manifest-digest``, ``library.missing``, ``library.chain``: nothing was deleted.
     """

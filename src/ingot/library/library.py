@@ -27,7 +27,7 @@ class Library:
 
     Bases, fine-tunes and quantized copies are added under names. Common tensors are stored once, and fine-tunes as
     exact differences. Several processes may use a library at once. ``ingot.open(library.url_of("org/model"))`` opens an
-    artifact without copying it and decodes what is read.
+    artifact without copying it, and decodes only the objects that are read.
 
     Parameters
     ----------
@@ -68,5 +68,5 @@ class Library:
 
     @bordered
     def url_of(self, name: str) -> str:
-        """Return the address of an artifact; everything that reads checkpoints accepts it."""
+        """Return the address of an artifact, which every function that reads checkpoints accepts."""
         return OpenLibrary(self.location).url_of(name)

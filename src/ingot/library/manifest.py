@@ -1,4 +1,4 @@
-"""Manifests: the files of an artifact in a library, and the chunks that they consist of. Page: spec/store.md."""
+"""Manifests: the files of an artifact in a library, and the chunks of which each file consists. Page: spec/store.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DIGEST = re.compile(r"blake3:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive bytes of a file: an object, zeros, or ``data`` in the manifest.
+    """Consecutive bytes of a file: the content of an object, zeros, or ``data``, which the manifest itself contains.
 
     ``tensor``, ``part``, ``dtype`` and ``shape`` describe an object that is a part of a tensor.
     """
@@ -74,7 +74,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """The bytes of all files."""
+        """The number of bytes of all files."""
         return sum(file.size for file in self.files)
 
     def object_chunks(self) -> Iterator[Chunk]:
@@ -86,7 +86,7 @@ class Manifest:
         return {chunk.object for chunk in self.object_chunks()}
 
     def encoded(self) -> bytes:
-        """Return the bytes of the manifest's file."""
+        """Return the content of the manifest's file."""
         fields = {
             "format": FORMAT,
             "name": self.name,
@@ -157,7 +157,10 @@ def _digest(fields: Mapping[str, Any]) -> str:
 
 
 def _require_distinct(names: list[str], *, folder: bool, location: str) -> None:
-    """Raise if names are duplicates or folders of other names, or if an artifact without a folder has several files."""
+    """Raise an error if a name occurs twice, or is a parent folder of another name.
+
+    Also raise it if an artifact that is not a folder has several files.
+    """
     folders = {"/".join(name.split("/")[:depth]) for name in names for depth in range(1, name.count("/") + 1)}
     single = len(names) == 1 and "/" not in names[0]
     if len(set(names)) != len(names) or folders.intersection(names) or not (folder or single):

@@ -37,7 +37,7 @@ _NAME = re.compile(r"([0-9a-f]{64})(?:-([0-9a-f]{64}))?\.zt")
 
 @dataclass(frozen=True, slots=True)
 class StorageForm:
-    """A stored variant of an object: a delta to the object ``base``, or if that is empty without a base."""
+    """A stored variant of an object: a delta to the object ``base``; if ``base`` is empty, the full content."""
 
     id: str
     base: str = ""
@@ -56,7 +56,7 @@ def id_of(data: memoryview) -> str:
 
 
 class Objects:
-    """The objects of a library as of the last listing, and those added since.
+    """The objects of a library at the last listing, and the objects that were added since.
 
     Parameters
     ----------
@@ -108,13 +108,15 @@ class Objects:
         return id in self._bases
 
     def variants(self) -> Mapping[StorageForm, int]:
-        """Return all variants of all objects, with the bytes of their files."""
+        """Return all variants of all objects, with the sizes of their files in bytes."""
         return self._sizes
 
     def chain(self, id: str) -> list[StorageForm]:
-        """Return the variants that an object is decoded from: one without a base, then deltas, the object's last.
+        """Return the variants from which an object is decoded.
 
-        If an object has several variants, the one without a base is used, else the delta with the shortest chain.
+        The first variant has no base; each following variant is a delta to the one before it, and the last is the
+        object's own. If an object has several variants, the variant without a base is used, else the delta with the
+        shortest chain.
 
         Raises
         ------
@@ -171,15 +173,15 @@ class Objects:
         return ""
 
     def needed(self, ids: Iterable[str]) -> set[StorageForm]:
-        """Return all variants that these objects are decoded from. Raises the errors of ``chain``."""
+        """Return all variants from which these objects are decoded. Raises the errors of ``chain``."""
         return {variant for id in ids for variant in self.chain(id)}
 
     def stored(self, variants: Iterable[StorageForm]) -> int:
-        """Return the bytes of the files of these variants."""
+        """Return the number of bytes of the files of these variants."""
         return sum(self._sizes[variant] for variant in variants)
 
     def values(self, id: str, size: int | None = None) -> memoryview:
-        """Return an object's bytes after comparing their digest. Memory holds them and a delta at a time.
+        """Return an object's content after comparing its digest. At most this content and one delta are in memory.
 
         Parameters
         ----------
@@ -197,7 +199,7 @@ class Objects:
         return self._values(self.chain(id), size)
 
     def check(self, variant: StorageForm) -> None:
-        """Compare the bytes of this variant with the object's name. Raises the errors of ``values``."""
+        """Decode this variant and compare the digest with the object's name. Raises the errors of ``values``."""
         self._values([*(self.chain(variant.base) if variant.base else ()), variant], None)
 
     def _values(self, chain: Sequence[StorageForm], size: int | None) -> memoryview:
@@ -251,7 +253,7 @@ class Objects:
                 source.close()
 
     def _check_size(self, variant: StorageForm, tensor: Tensor, size: int | None) -> None:
-        """Raise if the size is not the expected one, or stored parts are too large for it. This decodes nothing."""
+        """Raise an error if the size is not ``size``, or if stored parts are too large for it; decodes nothing."""
         nbytes = DTYPES[tensor.dtype].nbytes(tensor.size)
         if size is not None and nbytes != size:
             raise FormatError("library.object", f"expected an object of {size} bytes, found {nbytes} bytes")
@@ -265,7 +267,7 @@ def _decode(tensor: Tensor, *, writable: bool) -> Array:
 
 
 def _apply(tensor: Tensor, data: Array, variant: StorageForm) -> Array:
-    """Return the bytes of its base with a delta applied, in place."""
+    """Apply a delta in place to ``data``, the content of the base object, and return the result."""
     params = params_of(tensor)
     row = DTYPES[tensor.dtype]
     if data.nbytes != row.nbytes(tensor.size):

@@ -122,7 +122,10 @@ class LibraryScheme(Scheme):
         return store
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the artifact's store, and the name of a file in it: the only file if the address names none."""
+        """Return the artifact's store, and the name of a file in it.
+
+        If the address names no file, the file is the artifact's only file.
+        """
         address, mark, artifact_path = text.partition(":")[2].partition("!")
         path = unquote(artifact_path).strip("/")
         if not address or not mark or not path:

@@ -21,7 +21,7 @@ _MAX_CACHED = 256 << 20
 
 
 def contents(objects: Objects, file: File) -> Iterator[memoryview]:
-    """Yield a file's bytes chunk by chunk. Each object is compared with its digest.
+    """Yield a file's content chunk by chunk. Each object is compared with its digest.
 
     Raises the errors of ``Objects.values``, and ``IntegrityError`` ``library.digest`` at the end if the file differs.
     """
@@ -50,7 +50,7 @@ def _bytes_of(objects: Objects, chunk: Chunk) -> Iterator[memoryview]:
 
 
 def write_file(objects: Objects, file: File, sink: Sink) -> Iterator[int]:
-    """Write a file into a sink; yield the bytes of each chunk. Raises the errors of ``contents``."""
+    """Write a file into a sink; yield the size of each chunk in bytes. Raises the errors of ``contents``."""
     offset = 0
     for data in contents(objects, file):
         sink.write_at(offset, data)
@@ -71,7 +71,7 @@ class ArtifactStore(Store):
     address : str
         The address of this store.
     inside : str
-        The folder of the artifact that this store shows; empty for all of it.
+        The folder within the artifact that this store shows; empty for the entire artifact.
     """
 
     def __init__(self, objects: Objects, manifest: Manifest, address: str, inside: str = "") -> None:

@@ -1,8 +1,9 @@
 """Scales of input channels that reduce the rounding error of matrices (AWQ, arXiv 2306.00978).
 
-The input of a group of matrices is divided by a scale for each channel, and their columns are multiplied by it, which
-changes nothing until they are rounded. AWQ runs a layer for each exponent that it tries. Here the error is
-``tr(D A D^T)``, with rows weighted by G's diagonal if it is known, because A predicts the result of running the layer.
+Each channel of the input of a group of matrices is divided by a scale, and the matrices' columns are multiplied by it.
+Before rounding, this changes no result. AWQ runs a layer for each exponent that it tries. Ingot computes the error as
+``tr(D A D^T)`` instead, because A predicts the result of running the layer. If G's diagonal is known, it weights the
+rows.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class Reader:
     weights : f32 [rows, cols]
     grid : Grid
     inputs : f32 [cols, cols] or None
-        A; None if only its diagonal is known.
+        A; None if only the diagonal of A was collected.
     squares : f32 [cols]
         A's diagonal, or mean squares of the inputs.
     heavy : f64 [rows]
         The weight of each row's errors.
     block, times : int
-        The scales of channels occur ``times`` times in the columns, in blocks of ``block``.
+        Each block of ``block`` channels belongs to ``times`` consecutive blocks of columns.
     """
 
     weights: Array
@@ -50,7 +51,7 @@ class Reader:
     times: int = 1
 
     def expand(self, scales: Array) -> Array:
-        """Return the scales of columns, from the scales of channels."""
+        """Return one scale per column, from one scale per channel."""
         if self.times == 1:
             return scales
         return np.repeat(scales.reshape(-1, self.block), self.times, 0).reshape(-1)
@@ -59,8 +60,8 @@ class Reader:
 def candidates(squares: Array) -> list[Array]:
     """Return scales to try, from mean squares of the channels: f32 [channels] each, of geometric mean 1.
 
-    They are powers of the root of the mean square, in place of AWQ's mean magnitude; the first power is 0, which
-    changes nothing.
+    The scales are powers of the root mean square, where AWQ uses the mean magnitude. The first power is 0, so that the
+    first candidate changes no weight.
     """
     roots = np.sqrt(squares.astype(np.float64))
     mean = roots.mean()

@@ -47,10 +47,18 @@ StoredLayout = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteL
 class QuantizerSpec:
     """A quantizer and a grid.
 
-    ``block`` is the type of ggml's blocks in which numbers are stored, if any. ``scaled``: channels are scaled first,
-    and the scales folded into the operations before. ``channels``, for a palette: the largest number of rows that share
-    a table, None if the tensor has a single one. ``streams``: numbers are a trellis's, and the grid gives their bits,
-    groups and scales. ``correct_bias``: the bias of the layer is corrected for the change of the mean output.
+    Parameters
+    ----------
+    block : str or None
+        The ggml block type in which codes and scales are stored; None for other codecs.
+    scaled : bool
+        Channels are scaled before rounding (AWQ), and the inverse scales are folded into the preceding operations.
+    channels : int or None
+        For a palette: the largest number of rows that share a table; None if the tensor has one table.
+    streams : bool
+        The codec is ``trellis``, and the grid contains only bits, group size and type of scales.
+    correct_bias : bool
+        The bias of the layer is corrected for the change of the mean output.
     """
 
     quantizer: str
@@ -69,11 +77,11 @@ class QuantizerSpec:
 
     @property
     def points(self) -> tuple[int, int] | None:
-        """The range of zero points, if there are any."""
+        """The smallest and the largest zero point; None if the grid has no zero points."""
         return (0, (1 << self.grid.bits) - 1) if self.grid.zeros == POINTS else None
 
     def band(self, shape: tuple[int, ...]) -> int | None:
-        """Return the number of rows that share a table; None if all of them share one."""
+        """Return the number of rows that share a table; None if all rows share one table."""
         if self.channels is None:
             return None
         return shape[0] // codebooks_for(shape[0], self.channels)
@@ -81,8 +89,9 @@ class QuantizerSpec:
     def require(self, shape: tuple[int, ...], location: str) -> None:
         """Raise ``UnsupportedError`` for a tensor that this spec does not fit.
 
-        ``ggml_blocks.columns``: rows that are no whole number of blocks; ``quantizer.matrix``: tables for channels of
-        stacked matrices; ``trellis.group``, ``scaled_codebook.group``: rows that are no whole number of groups.
+        ``ggml_blocks.columns``: the row length is not a multiple of the block size. ``quantizer.matrix``: stacked
+        matrices with tables for groups of channels, or with a second scale. ``trellis.group``,
+        ``scaled_codebook.group``: the row length is not a multiple of the group size.
         """
         cols = shape[-1]
         if self.grid.second and len(shape) > 2:
@@ -249,7 +258,7 @@ def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
 def round_with(
     spec: QuantizerSpec, weights: Array, factors: Factors, levels: Array | None = None
 ) -> list[RoundedMatrix]:
-    """Return a matrix rounded as ``spec`` says, split into bands if these have their own tables.
+    """Return a matrix rounded as ``spec`` declares, split into bands if each band of rows has its own table.
 
     Parameters
     ----------
@@ -270,7 +279,7 @@ def round_with(
 
 
 def _palette(options: Mapping[str, Any]) -> tuple[Grid, int | None]:
-    """Return the grid of a palette, and the number of channels that share a table, None for all."""
+    """Return the grid of a palette, and the number of channels that share a table; None if all share one table."""
     _require_known(options, ("bits", "group"))
     bits = options.get("bits", 4)
     group = options.get("group", "tensor")
@@ -282,7 +291,10 @@ def _palette(options: Mapping[str, Any]) -> tuple[Grid, int | None]:
 
 
 def _zeros(options: dict[str, Any]) -> str:
-    """Remove the options of zeros and return their type; as in codec ``affine``, offsets are never symmetric."""
+    """Remove the options of zero points and return the kind of zero points.
+
+    As in the codec ``affine``, offsets are never symmetric.
+    """
     zero_kind = options.pop("zero_kind", "point")
     if zero_kind not in ("point", "offset"):
         raise _option_error("zero_kind point or offset", zero_kind)

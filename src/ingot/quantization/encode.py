@@ -53,7 +53,7 @@ def factors_under(rows: Array, max_rank: int, error: float | None, factors: Fact
 
 
 def whiten(rows: Array, factors: Factors) -> Array:
-    """Return ``M^T W L``, f64 [rows, cols]: its squared norm is that of the matrix under the factors."""
+    """Return ``M^T W L``, f64 [rows, cols], whose squared norm is the squared norm of W under the factors."""
     return _white(rows, *_roots(factors))
 
 
@@ -75,8 +75,8 @@ _MAX_STRETCH = 2.0
 class RoundingEncoder(Encoder):
     """An encoder of a tensor in one chunk: its matrices are rounded under their statistics, then stretched.
 
-    Rounding of least error shortens a matrix, and for a difference the shortfall recurs at every token. So scales are
-    stretched until the product of the result with the matrix, under the factors, equals that of the matrix with itself.
+    Rounding of least error shortens a matrix Q compared with the original W. For a difference, the shortfall recurs at
+    every token. So scales are stretched until ``<W, Q> = <W, W>`` under the factors.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class RoundingEncoder(Encoder):
         return self._scratch
 
     def set_range_probe(self, probe: RangeProbe | None) -> None:
-        """Set the probe for small values that the scales' type would not reach."""
+        """Set the probe for values that are too small for the scales' type."""
         self._reach = probe
 
     def range_probe(self) -> RangeProbe | None:
@@ -142,7 +142,10 @@ class RoundingEncoder(Encoder):
 
 
 def stretch(bands: Sequence[RoundedMatrix], weights: Array, factors: Factors) -> None:
-    """Stretch scales until ``<W, Q> = <W, W>`` under the factors, at most by 2; a matrix without scales stays."""
+    """Stretch scales by at most 2 until ``<W, Q> = <W, W>`` under the factors.
+
+    A matrix without scales, or with nested scales, does not change.
+    """
     length = along(weights, values_of(bands), factors)
     if not 1 / _MAX_STRETCH <= length < 1:
         return

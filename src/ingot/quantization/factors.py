@@ -32,11 +32,12 @@ class Factors:
     weights : f32 [cols]
         A's diagonal.
     scale : float
-        The divisor of A and G: half of ``scale * tr(G D A D^T)`` is a divergence in nats per token, if both are known.
+        The factor that undoes the normalization of A and G: if both were collected, half of ``scale * tr(G D A D^T)``
+        is a divergence in nats per token.
     damping : float
         The number added to the diagonal of A, as a fraction of its mean.
     dead : int
-        The number of columns whose input was 0 for every token: only the damping weighs their errors.
+        The number of columns whose input was 0 for every token; only the damping gives their errors a weight.
     """
 
     moment: Array | Callable[[], Array]
@@ -59,10 +60,10 @@ class Factors:
 
 
 def factors_of(statistics: MatrixStatistics, damping: float = DAMPING) -> Factors:
-    """Return the factors of a matrix; ``damping`` times the mean of the diagonal is added to it.
+    """Return the factors of a matrix, with ``damping`` times the diagonal's mean added to the diagonal.
 
-    If only mean squares were collected, A is diagonal. A matrix whose inputs were all zero gets the identity. A is
-    computed from the statistics on demand, which must stay open until then.
+    If only mean squares were collected, A is diagonal. If all inputs of the matrix were zero, A is the identity. A is
+    computed on demand, so the statistics must stay open until then.
     """
     moment, diagonal = statistics.inputs, statistics.diagonal
     inputs_diagonal = diagonal if moment is None else moment.diagonal()
@@ -153,7 +154,7 @@ def _reverse(matrix: Array) -> None:
 
 
 def _damp(moment: Array, mean: float, damping: float) -> Array:
-    """Return a moment over its mean, damped, as a new f32 array."""
+    """Return a moment divided by ``mean`` and then damped, as a new f32 array."""
     if mean <= 0:
         return np.eye(len(moment), dtype=np.float32)
     # Scaled to a mean of 1: sums of squares of tiny gradients stay within f32.

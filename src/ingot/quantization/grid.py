@@ -20,18 +20,20 @@ FOUR_BITS = "f4_e2m1fn"
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Scales that are integers times a number of each block of a ggml type; minima likewise.
+    """The storage of scales in a ggml block: each scale is an integer times one number per block.
+
+    Minima are stored in the same way, with a second number per block.
 
     Parameters
     ----------
     type : str
-        The type of ggml's blocks, whose search chooses the numbers of a block.
+        The ggml block type, whose search chooses the numbers of a block.
     low, high : int
-        The range of the integers.
+        The smallest and the largest integer of a scale.
     minimum : int
-        The largest integer of a minimum; 0 if there are none.
+        The largest integer of a minimum; 0 if the type has no minima.
     columns : int
-        The columns of a block.
+        The number of columns of a block.
     """
 
     type: str
@@ -62,15 +64,16 @@ class Grid:
     table : str or None
         The name of a table in ``model.layouts.scaled_codebook.TABLES``, or ``f4_e2m1fn``.
     nested : Nested or None
-        The storage of scales and offsets, if they are multiples of a block's number.
+        The storage of scales and offsets if they are multiples of a number per block.
     scaled : bool
-        There are scales. Without them, levels are learnt values, and ``group`` is the number of columns that descend
-        together.
+        True if the grid has scales. If false, levels are learnt values, and ``group`` is the number of columns whose
+        codes coordinate descent changes together.
     second : bool
-        Scales are multiples of a number of the matrix.
+        True if all scales are multiples of one number per matrix.
 
-    Otherwise levels are the integers from ``-2 ** (bits - 1)`` on; with one bit and no zeros, -1/2 and 1/2: signs.
-    Scales without zeros may be negative, so that the integer without an opposite serves both ends (as in Q4_0).
+    If a grid has neither a table nor zeros and is not learnt, its levels are the integers from ``-2 ** (bits - 1)`` on.
+    With one bit, the levels are then -1/2 and 1/2: signs. Without zeros, scales may be negative, so that the integer
+    without an opposite can represent either end of the range (as in Q4_0).
     """
 
     bits: int
@@ -90,7 +93,7 @@ class Grid:
 
     @property
     def levels(self) -> Array:
-        """The levels of a grid that is not learnt: f32 [2 ** bits]."""
+        """The levels of the grid, f32 [2 ** bits]; only for grids that are not learnt."""
         if self.table is not None:
             values = numbers(self.table)
             return np.sort(values) + np.float32(0) if self.table == FOUR_BITS else np.array(values)  # 0 for -0
@@ -106,7 +109,7 @@ class Grid:
 
     @property
     def unsigned(self) -> bool:
-        """Whether integer codes count from 0, because zeros or signs define their level 0."""
+        """Whether integer codes count from 0: true if the grid has zeros or signs."""
         return self.zeros != NONE or self.signs
 
     @property
@@ -121,7 +124,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class TrellisGrid:
-    """A grid of streams of 2, 3 or 4 bits a weight, with scales of type ``scales`` for ``group`` columns of a row."""
+    """A grid of trellis streams with 2, 3 or 4 bits per weight.
+
+    Each ``group`` columns of a row share a scale of type ``scales``.
+    """
 
     bits: int
     group: int
@@ -144,11 +150,11 @@ class Rounded:
     zeros : f32 [rows, groups] or None
         Points or offsets.
     units, zero_units : f32 [rows, groups] or None
-        The numbers that nested scales, and offsets, are multiples of.
+        For nested scales: the block's numbers of which scales, and offsets, are integer multiples.
     more_damping : float
         The number that feedback had to add to A's diagonal besides its damping, as a fraction of its mean.
     second : float
-        The number that scales are multiples of, if there is one.
+        The number of which all scales of the matrix are multiples; 1 if ``grid.second`` is false.
     error_sums : pair of float or None
         ``tr(D A D^T)`` and ``tr(W A W^T)``, if feedback computed them.
     """
@@ -167,7 +173,7 @@ class Rounded:
 
     @classmethod
     def start(cls, grid: Grid, shape: tuple[int, int], levels: Array) -> Rounded:
-        """Return a matrix whose levels are given, with all codes and scales 0."""
+        """Return a matrix with these levels, in which all codes are 0; scales are 0, or 1 if the grid has no scales."""
         groups = grid.groups(shape[1])
         rounded = cls(grid, np.zeros(shape, np.uint8), _numbers(shape[0], groups), levels, groups)
         if not grid.scaled:
@@ -221,7 +227,7 @@ GRIDS: Mapping[str, Grid] = {
     "iq4_nl": Grid(4, 32, table=_IQ4),
     "iq4_xs": Grid(4, 32, table=_IQ4, nested=Nested("iq4_xs", -32, 31)),
 }
-"""Type of ggml's blocks to its grid (``spec/gguf.md``); blocks divide the columns of a matrix."""
+"""The grid of each ggml block type (``spec/gguf.md``); the row length must be a multiple of the block size."""
 
 AS_INTEGERS = ("q4_0", "q5_0", "q8_0")
-"""Types that are computed as signed integers, which become blocks, or another layout of the same integers."""
+"""Block types that are computed as signed integers, which can be packed as blocks or in another integer layout."""

@@ -1,8 +1,9 @@
-"""Orthogonal matrices whose entries have similar magnitudes: Hadamard matrices, if one of the size is known.
+"""Orthogonal matrices whose entries have similar magnitudes: Hadamard matrices, if Ingot can construct the size.
 
-A size is 2^k times a small one. The small ones are Paley's (J. Math. Phys. 12, 1933): ``q + 1`` for a prime ``q`` of
-the form 4j + 3, ``2 (q + 1)`` for a prime of the form 4j + 1: 12, 20, 28, 36, 44, 60, 68 and so on. If none is known,
-the odd factor of the size takes Hartley's transform, whose entries are at most sqrt(2) times as large.
+The matrix of a size is the Kronecker product of Sylvester's matrix of 2^k and a small matrix. Small Hadamard matrices
+are Paley's (J. Math. Phys. 12, 1933). They have size ``q + 1`` for a prime ``q`` of the form 4j + 3, and ``2 (q + 1)``
+for a prime of the form 4j + 1: 12, 20, 28, 36, 44, 60, 68 and so on. If Paley's constructions give no small matrix, the
+small matrix is the Hartley transform of the size's odd factor. Its entries are at most sqrt(2) times as large.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ LARGEST_SMALL = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class HadamardOrder:
-    """A size as ``small * power``: the Kronecker product of a small matrix and Sylvester's of ``power``, a power of
-    2."""
+    """The factors of a matrix of size ``small * power``, where ``power`` is a power of 2.
+
+    The matrix is the Kronecker product of a small matrix and Sylvester's matrix. ``hadamard`` is true if the small
+    matrix is a Hadamard matrix, and false if it is a Hartley transform.
+    """
 
     small: int
     power: int
@@ -97,7 +101,7 @@ def _sylvester(rows: Array) -> Array:
 
 
 def _paley(order: int) -> Array | None:
-    """Return Paley's matrix of an order, None if neither of his constructions applies: i8 [order, order]."""
+    """Return Paley's matrix of an order, i8 [order, order]; None if neither of his constructions applies."""
     if order % 4:
         return None
     first = order - 1

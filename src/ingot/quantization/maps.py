@@ -37,14 +37,17 @@ class RepeatableMap(LinearMap, Protocol):
     def repeat(self, block: int, times: int) -> RepeatableMap:
         """Return the map of vectors in which each ``block`` numbers occur ``times`` times in succession.
 
-        For blocks that several heads share. Only a map that does not mix blocks supports it.
+        It serves blocks that several heads share. Only a map that does not mix blocks supports it.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A diagonal map: ``by`` forward, ``over`` back, reciprocals of each other unless one is 0; f32 [size]."""
+    """A diagonal map that multiplies by ``by`` in ``forward``, and by ``over`` in ``back``; both f32 [size].
+
+    Corresponding elements of ``by`` and ``over`` are reciprocals of each other unless one is 0.
+    """
 
     by: Array
     over: Array
@@ -67,10 +70,9 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A rotation of each of ``blocks`` blocks: numbers get signs, then an orthogonal matrix of an order multiplies
-    them.
+    """A rotation of each of ``blocks`` blocks of a vector.
 
-    ``signs``: f32 [order's size].
+    Each block is multiplied by ``signs``, f32 [block size], and then by the orthogonal matrix of ``order``.
     """
 
     order: HadamardOrder
@@ -119,7 +121,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Maps of consecutive segments of a vector; an integer stands for that many numbers without a map."""
+    """Maps of consecutive segments of a vector; an integer is the length of a segment that does not change."""
 
     segments: Sequence[RepeatableMap | int]
 

@@ -1,4 +1,4 @@
-"""What there is to tell of matrices that were rounded by statistics."""
+"""Text for reports about matrices that were rounded by statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _SHOWN = 4
 
 
 def outcome_lines(every: Sequence[Outcome], said: str) -> list[str]:
-    """Return lines on matrices that were rounded by the statistics of ``said``; none where there are none."""
+    """Return report lines about the rounded matrices; an empty list if ``every`` is empty.
+
+    ``said`` identifies the statistics: their location or id.
+    """
     if not every:
         return []
     errors = [each.error for each in every]

@@ -1,8 +1,9 @@
 """Rounding of a full matrix: to the nearest level, with feedback, and by descent on the error under two factors.
 
-The error is ``tr(G D A D^T)``: ``D`` is the change by rounding, ``A`` the second moment of the inputs and ``G`` that of
-the gradients at the outputs. Half of it is the divergence of the model's outputs to second order (YAQA, arXiv
-2505.22988). Kernels add in a fixed order: results depend neither on threads nor on the instruction set.
+The error is ``tr(G D A D^T)``. ``D`` is the change by rounding, ``A`` the second moment of the inputs, and ``G`` the
+second moment of the gradients at the outputs. Half of the error is the divergence of the model's outputs to second
+order (YAQA, arXiv 2505.22988). Kernels add in a fixed order, so results depend neither on threads nor on the
+instruction set.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class _Work:
         return rounded
 
     def end(self, bands: Sequence[Rounded], weights: Array) -> None:
-        """Let all rows descend together, if the quantizer says so."""
+        """If the quantizer is ``two-sided``, run coordinate descent on all rows together."""
         if self._how.quantizer == TWO_SIDED:
             self.__dict__.pop("_feedback", None)  # as large as A, and no longer needed
             for turn in range(PASSES):
@@ -145,7 +146,7 @@ class _Work:
     def _feed_back_in_order(self, rounded: Rounded, weights: Array) -> None:
         """Round columns in order of weight, the heaviest first.
 
-        Scales are chosen first, and groups are the matrix's.
+        All scales are chosen first. Groups consist of adjacent columns of the matrix, not of columns in the new order.
         """
         self._choose_all(rounded, weights)
         order = self._order
@@ -158,7 +159,7 @@ class _Work:
         self._note_error(rounded, ordered, targets, permuted.values())
 
     def _note_error(self, rounded: Rounded, weights: Array, targets: Array, values: Array) -> None:
-        """Store the error, if the result of feedback is final."""
+        """Store the error sums if no descent follows feedback, and errors are weighted by A alone."""
         if self._how.quantizer == GPTQ and self._factors.outputs is None:
             rounded.error_sums = _error_sums(self._feedback, weights, targets, values)
 
@@ -166,8 +167,8 @@ class _Work:
 def _error_sums(feedback: Feedback, weights: Array, targets: Array, values: Array) -> tuple[float, float]:
     """Return ``tr(D A D^T)`` and ``tr(W A W^T)`` by ``A = (U + I) D (U + I)^T``; columns are in U's order.
 
-    ``D (U + I)`` is the difference of targets, which include all errors before them, and results. The second number is
-    only reported, so that NumPy may compute it.
+    ``D (U + I)`` is the difference of targets and results, because targets include the effect of all earlier errors.
+    The second number is only reported, so NumPy may compute it in any order of sums.
     """
     upper = feedback.upper
     diagonal = feedback.diagonal.astype(np.float64)
@@ -197,8 +198,10 @@ def values_of(bands: Sequence[HasValues]) -> Array:
 
 
 def error_under(weights: Array, values: Array, factors: Factors) -> float:
-    """Return ``tr(G D A D^T)`` over ``tr(G W A W^T)``, where ``D`` is ``values`` (f32 [rows, cols]) minus the
-    weights."""
+    """Return ``tr(G D A D^T) / tr(G W A W^T)``, where W are the weights and D is ``values`` minus the weights.
+
+    ``values`` is f32 [rows, cols].
+    """
 
     def weigh(matrix: Array) -> float:
         product = multiply(matrix, factors.inputs)
@@ -248,7 +251,7 @@ def _feed(
 
 
 def descend(bands: Sequence[Rounded], weights: Array, factors: Factors, *, refit: bool) -> None:
-    """Move codes one by one to where the error is least, in blocks of rows; the error never grows."""
+    """Change codes one by one to the code of least error, in blocks of rows; the error never grows."""
     product = multiply(values_of(bands) - weights, factors.inputs)
     above = 0
     for band in bands:

@@ -52,14 +52,16 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last
 
 
 def second_of(weights: Array, grid: Grid) -> float:
-    """Return the number that the scales of a matrix are multiples of: the largest scale serves the largest
-    magnitude."""
+    """Return the number of which all scales of a matrix are multiples.
+
+    With this number, the largest number of the scales' type is the scale of the group of the largest magnitude.
+    """
     amax = float(np.abs(weights).max(initial=0))
     return float(np.float32(amax / (float(grid.levels.max()) * largest(grid.scales)))) or 1.0
 
 
 def _small(rounded: Rounded, targets: Array, importance: Array) -> Array:
-    """Return scales of a type of 8 bits, for each row of ``targets`` the candidate of least error."""
+    """Return a scale of an 8-bit type for each row of ``targets``: the candidate of least error."""
     levels = rounded.levels
     dtype = rounded.grid.scales
     second = np.float32(rounded.second)

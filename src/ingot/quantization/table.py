@@ -12,7 +12,7 @@ from ingot.quantization.scales import choose
 _TURNS = 2
 _ROUNDS = 12
 SAMPLE = 1 << 20
-"""The number of weights from which a table with scales is learnt, rounded up to full rows."""
+"""The number of sampled weights from which a table with scales is learnt, rounded up to full rows."""
 
 
 def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:

@@ -37,7 +37,7 @@ MIDDLE = 0.5
 
 
 def parts_of(bands: Sequence[RoundedMatrix], spec: QuantizerSpec) -> Mapping[str, Array]:
-    """Return the parts of the stacked matrices of a tensor, or of the bands of one matrix, rounded by ``spec``."""
+    """Return the parts of a tensor from its rounded matrices, or from the bands of its only matrix."""
     if spec.streams:
         parts = [band.parts() for band in bands if isinstance(band, Streams)]
         return {role: np.concatenate([part[role] for part in parts]) for role in parts[0]}
@@ -70,7 +70,7 @@ def _zeros(rounded: Sequence[Rounded], grid: Grid, scales: Array) -> dict[str, A
 
 
 def _four_bits(rounded: Sequence[Rounded], codes: Array) -> Mapping[str, Array]:
-    """Return the parts of MXFP4 and NVFP4: levels ascend, but codes are a sign and a magnitude."""
+    """Return the parts of MXFP4 or NVFP4; converts indices of ascending levels to codes of sign and magnitude."""
     grid = rounded[0].grid
     rising = numbers(FOUR_BITS)
     index = codes_of(np.sort(rising) + np.float32(0), FOUR_BITS)
@@ -103,7 +103,7 @@ class StatisticsSource(Protocol):
     """A source of the statistics of matrices."""
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
-        """Return the statistics of a matrix, None if there are none."""
+        """Return the statistics of a matrix; None if none were collected."""
         ...
 
 
@@ -111,11 +111,12 @@ class StatisticsSource(Protocol):
 class Outcome:
     """The effect of rounding on a matrix.
 
-    ``error`` is ``tr(G D A D^T)`` over that of the matrix itself. ``tokens`` counts the tokens of its statistics: 0 for
-    an expert without any, None if there are no statistics; then all errors weigh the same. ``damping`` is the number
-    added to A's diagonal, as a fraction of its mean; ``dead`` counts columns whose input was always 0. ``singular``: A
-    had no triangular factor without additional damping. ``squared_error`` and ``squared_norm`` are sums over all
-    weights, without factors.
+    ``error`` is ``tr(G D A D^T) / tr(G W A W^T)``, where W is the matrix and D its change. ``tokens`` is the number of
+    tokens in the statistics: 0 for an expert that received no token, None if the matrix has no statistics. In both
+    cases all errors weigh the same. ``damping`` is the number added to A's diagonal, as a fraction of the diagonal's
+    mean. ``dead`` is the number of columns whose input was always 0. ``singular`` is true if A had no triangular factor
+    without additional damping.
+    ``squared_error`` and ``squared_norm`` are sums over all weights, without factors.
     """
 
     matrix: str
@@ -129,7 +130,7 @@ class Outcome:
 
 
 def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the matrices that a tensor stacks: the name in the statistics, and the index of each in the tensor."""
+    """Yield each matrix that a tensor stacks, as its name in the statistics and its index in the tensor."""
     lead = shape[:-2]
     count = prod(lead)
     for expert in range(count):
@@ -138,7 +139,7 @@ def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
 
 
 def has_statistics(statistics: StatisticsSource | None, name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether there are statistics of a tensor's matrix, or of the first matrix that it stacks."""
+    """Return whether a tensor's matrix has statistics; for stacked matrices, whether the first one has."""
     if statistics is None or len(shape) < 2:
         return False
     first = next((first for first, _ in matrices(name, shape)), name)
@@ -149,7 +150,7 @@ def has_statistics(statistics: StatisticsSource | None, name: str, shape: tuple[
 def damping_for(spec: QuantizerSpec) -> float:
     """Return the number to add to the diagonals of the factors, as a fraction of their means.
 
-    Signs have such large errors that directions with few samples matter too.
+    It is larger for signs: their errors are so large that directions with few samples matter too.
     """
     return SIGNS_DAMPING if spec.grid.signs else DAMPING
 
@@ -157,7 +158,9 @@ def damping_for(spec: QuantizerSpec) -> float:
 def load_factors(
     statistics: StatisticsSource, name: str, rows: int, cols: int, damping: float = DAMPING
 ) -> tuple[Factors, int | None]:
-    """Return a matrix's factors, and the number of their tokens; without statistics, all errors weigh the same.
+    """Return a matrix's factors, and the number of tokens in its statistics.
+
+    If the matrix has no statistics, the number is None, and all errors weigh the same.
 
     Raises ``FormatError`` ``statistics.shape``, ``statistics.value``.
     """
@@ -194,7 +197,7 @@ def round_tensor(
     statistics: StatisticsSource,
     settle: Callable[[Sequence[RoundedMatrix], Array, Factors], None] | None = None,
 ) -> tuple[Mapping[str, Array], list[Outcome]]:
-    """Return the parts of a tensor, and the outcomes of its matrices; all share the first matrix's table.
+    """Return the parts of a tensor, and the outcomes of its matrices; all matrices use the first matrix's table.
 
     Parameters
     ----------

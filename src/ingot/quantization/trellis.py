@@ -1,9 +1,9 @@
 """Rounding of a full matrix to a trellis (``spec/trellis.md``): streams run down the columns of bands of rows.
 
-Columns are searched one after the other, and the errors of each move the targets of the next. Without G, the rows of a
-column are independent, and Viterbi's search is exact. Under both factors each surviving path has its own targets. Then
-rows of a column are searched a few at a time as if G were diagonal, the result is accepted if the error falls under all
-of G, and symbols are moved one by one.
+Columns are searched one after the other, and the errors of each column move the targets of the following columns.
+Without G, the rows of a column are independent, and Viterbi's search is exact. Under both factors, each surviving path
+has its own targets. Descent then searches a few rows of a column at a time, as if G were diagonal. The result is
+accepted if the error under the full G is smaller. Finally, symbols are changed one by one.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ class _Band:
     def feed_back(self, feedback: Feedback, links: _Linked | None) -> Array:
         """Round group by group; the weighted error of each column moves the targets of the columns after it.
 
-        With ``links`` of the rows, a column is searched under all of G. Returns the targets, f32 [cols, rows].
+        If ``links`` of the rows are passed, a column is searched under the full G. Returns the targets, f32 [cols,
+        rows].
         """
         grid = self.grid
         cols = len(self.target)
@@ -201,7 +202,7 @@ class _Band:
         return targets
 
     def choose(self, targets: Array, columns: Array, group: int) -> None:
-        """Set the scales of a group to those of least squares, with weighted columns, for an open search.
+        """Set the scales of a group to the scales of least squared error, with weighted columns, for an open search.
 
         The search divides by the rows' RMS times a factor; a sample of columns decides which factor leaves the least
         error.
@@ -236,7 +237,7 @@ class _Band:
         native.kernels.trellis_search(*self._to(windows, scales), targets, open_ends)
 
     def descend(self, factors: tuple[Array, Array], gradient: Array, turn: int, *, refit: bool) -> Array:
-        """Move the band down the error; return the change of its values."""
+        """Change the band's streams and scales to reduce the error; return the change of the decoded values."""
         change = np.zeros_like(self.target)
         native.kernels.trellis_descend(
             *self._to(self.windows, self.scales), *factors, gradient, change, turn, refit, self.grid.scales
@@ -254,7 +255,7 @@ def _descend(
     bands: Sequence[tuple[int, int]],
     factors: Factors,
 ) -> None:
-    """Move band after band down the error, in ``PASSES`` passes; the error never grows."""
+    """Reduce the error of one band after the other, in ``PASSES`` passes; the error never grows."""
     work = [
         _Band(streams.grid, *fields) for fields in zip(targets, weigh, streams.windows, streams.scales, strict=True)
     ]
@@ -272,7 +273,7 @@ def _descend(
 def _gradient(
     factors: Factors, product: Sequence[Array], bands: Sequence[tuple[int, int]], index: int
 ) -> tuple[Array, Array]:
-    """Return G of a band with itself, and the gradient (G D A)' of the band."""
+    """Return the block of G for the rows of a band, and the band's transposed gradient (G D A)'."""
     first, last = bands[index]
     if factors.outputs is None:
         return np.eye(last - first, dtype=np.float32), product[index].copy()

@@ -66,7 +66,10 @@ _UNITS: Mapping[str, Unit] = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A named value. ``data`` is whether JSON contains it; text contains it if a ``Line`` names it."""
+    """A named value of a report.
+
+    The JSON report contains the value if ``data`` is true. The text report contains the value if a ``Line`` names it.
+    """
 
     name: str
     value: Any
@@ -215,7 +218,10 @@ def size_text(count: int) -> str:
 
 
 def format_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> Iterator[tuple[Line, str]]:
-    """Yield each line with its text: its template filled with the figures, once or for each item of a list."""
+    """Yield each line with its text: the line's template, filled with the figures.
+
+    If ``line.items`` names a figure that is a list, yield the line once per element, which fills ``{item}``.
+    """
     texts = {name: text_of(item.value, item.unit) for name, item in figures.items() if item.unit != "data"}
     for line in lines:
         if not line.items:

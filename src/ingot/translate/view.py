@@ -142,9 +142,10 @@ def _tokenizer_metadata(files: Mapping[str, str], rows: int, *, no_tokenizer: bo
 
 
 def _require_rows(checkpoint: Checkpoint, plan: TensorPlan, config: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Return the rows of the embedding, 0 if there is none, and a note if ``config.json`` states another number.
+    """Return the number of rows of the embedding, and notes about ``vocab_size``.
 
-    Raises ``UnsupportedError`` ``architecture.rows`` if the head has another number of rows.
+    The number is 0 if the model has no embedding. If ``config.json`` declares another ``vocab_size``, there is one
+    note. Raises ``UnsupportedError`` ``architecture.rows`` if the head has another number of rows.
     """
     shapes = {new: checkpoint[old].shape for old, new in plan.names.items() if new in (EMBEDDING, HEAD)}
     rows = next(iter(shapes.get(EMBEDDING, ())), 0)

@@ -221,7 +221,10 @@ def _require_digests(item: StepResult, points: Sequence[int]) -> None:
 
 
 class _NullTarget:
-    """A target, and its files, that discard all bytes, for a writer that only computes offsets."""
+    """A target, and also a file of this target, that discards all writes.
+
+    It lets a writer compute the offsets of tensors without writing a file.
+    """
 
     def create(self, name: str) -> _NullTarget:
         return self

@@ -24,7 +24,8 @@ _SLACK = 8  # when memory runs out, it grows by the number of blocks over this
 class PackedBlocks:
     """Blocks [rows, cols] of several heads: codes in rows, an f16 scale and offset for each group of a row's columns.
 
-    Blocks of keys are [channels, tokens] in one group, those of values [tokens, channels] in groups of channels.
+    A block of keys is [channels, tokens], and each row is one group. A block of values is [tokens, channels], in groups
+    of channels.
 
     Parameters
     ----------

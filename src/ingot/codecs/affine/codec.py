@@ -44,8 +44,8 @@ WHY_NOT = "for some scale, the zero point -offset / scale is no integer in the r
 def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
     """Return a checked tensor with offsets as a tensor with zero points, computed on demand.
 
-    If every zero point is the middle code, the result has no zero points. None unless every value keeps its bits but
-    for the sign of a zero. Reads scales and offsets, and checks their digests.
+    If every zero point is the middle code, the result has no zero points. Return None if any value would change other
+    than in the sign of a zero. Reads scales and offsets, and checks their digests.
     """
     if stored.block is not None or stored.matrix is not None:
         return None
@@ -86,7 +86,10 @@ def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
 
 
 def points_of(scales: Array, zeros: Array, layout: AffineLayout) -> Array | None:
-    """Return the zero points that are equivalent to offsets, in their type; None unless every value stays equal."""
+    """Return the zero points that are equivalent to the offsets ``zeros``, in the type of ``scales``.
+
+    Return None if some value would change.
+    """
     lowest = -(1 << (layout.bits - 1)) if layout.signed else 0
     highest = lowest + (1 << layout.bits) - 1
     points = np.empty_like(scales)
@@ -153,7 +156,8 @@ class AffineReader(AddingReader):
 class CutReader(Rows):
     """A sequential reader of a tensor whose codes are packed as a matrix of another shape than the tensor's.
 
-    The reader returns rows of the tensor; if they end within a row of that matrix, it buffers the row.
+    The reader returns rows of the tensor. If the requested rows end within a row of the packed matrix, the reader
+    buffers the rest of the packed row.
     """
 
     def __init__(self, tensor: Tensor, params: AffineLayout) -> None:

@@ -105,10 +105,12 @@ _SCALE_OVERFLOW = 2
 
 @dataclass(frozen=True, slots=True)
 class AffineEncoder(Encoder):
-    """An encoder of chunks of rows. A scale for the entire tensor (``fit``) comes from fit passes, stored with row 0.
+    """An encoder of chunks of rows.
 
-    Rows have ``width`` columns; codes are packed in rows of ``cols``, and a chunk holds a whole number of these
-    (``step``). ``flat`` joins packed rows to one bit stream; ``settings`` describe the rows before that.
+    If the entire tensor has one scale, fit passes determine it (``fit``), and it is stored with row 0. Rows have
+    ``width`` columns. Codes are packed in rows of ``cols`` columns, and a chunk contains a whole number of packed rows
+    (``step``). If ``flat`` is set, packed rows are joined to one bit stream; ``settings`` describe the rows before
+    they are joined.
     """
 
     settings: AffineLayout

@@ -94,15 +94,15 @@ class DecoderLayer:
         x, out : [sequences, hidden]
         angles : (cosines, sines), [sequences, width]
         cache : (keys, values), [sequences, heads of keys, capacity, width]
-            The new token's keys and values are written after the first ``used``, which must be below ``capacity``;
-            attention covers both.
+            The new token's keys and values are written after the first ``used`` tokens; ``used`` must be below
+            ``capacity``. Attention covers the ``used`` tokens and the new token.
         scale : float
             Factor of the products of queries and keys.
 
         Raises
         ------
         ValueError
-            Sizes or types do not fit together, the width of heads is no multiple of 16, or the cache is full.
+            Sizes or types do not fit together, the width of heads is not a multiple of 16, or the cache is full.
         """
         self._native.step(x, *angles, *cache, used, scale, out, threads)
 

@@ -213,7 +213,7 @@ class PackedMatrix:
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
     """Return whether ``PackedMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
 
-    If ``direct``, also whether ``matmul`` supports its layout. Raises nothing and reads no weights.
+    If ``direct`` is set, ``matmul`` must also support the tensor's layout. Raises no error and reads no weights.
     """
     try:
         params = packed_params(tensor)

@@ -41,7 +41,10 @@ def _with_reader(
 
 
 def _why_no_offsets(points: AffineRepack) -> str | None:
-    """Return why some value would change its bits in f32; reads scales and zero points, and checks their digests."""
+    """Return why the bits of some value would change in f32; None if no value changes.
+
+    Reads scales and zero points, and checks their digests.
+    """
     tensor = points.tensor
     fits = True
     zeros = number_chunks(tensor.parts[ZEROS]) if points.stored.zeros else None
@@ -76,12 +79,12 @@ class OffsetRepackReader:
 
 
 def offsets(scales: Array, zeros: Array) -> Array | None:
-    """Return ``-scales * zeros`` in their type; None unless every value that they give stays equal.
+    """Return the offsets ``-scales * zeros`` in the type of the scales; None if a decoded value would change.
 
-    With at most 11 bits of a scale and 9 of an integer, every product and difference is a number of float32; it remains
-    to prove that the type of the scales holds the offset. Scales in f32 may have no more bits than that, as scales
-    that were f16 or bf16 have. A zero may change its sign if a scale is zero or negative: ``s * (q - z)`` is -0 for
-    q = z, and ``s * q - s * z`` is +0.
+    If a scale has at most 11 significant bits and an integer at most 9, float32 holds every product and difference
+    exactly. The function then only checks that the type of the scales holds each offset. Scales in f32 are accepted if
+    they have at most 11 significant bits, as scales that were cast from f16 or bf16 have. The sign of a zero may change
+    if a scale is zero or negative: for q = z, ``s * (q - z)`` is -0, and ``s * q - s * z`` is +0.
     """
     result = np.empty_like(scales)
     fits = native.kernels.affine_offsets(as_bits(scales), as_bits(zeros), written(result), float_name(scales))

@@ -56,7 +56,7 @@ class ParsedOptions:
 
     @property
     def levels(self) -> float:
-        """The largest magnitude over ``levels`` is at least its scale."""
+        """The divisor by which the range probe estimates a group's scale from the largest magnitude."""
         bits = self.settings.bits
         point = self.settings.zero_point
         if self.quantizer in SIGNS:

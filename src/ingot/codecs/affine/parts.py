@@ -51,8 +51,7 @@ class PackedReader:
         return align_rows(packed, first, (rows, self._row_bits))
 
     def borrow(self, rows: int) -> Array:
-        """Return the packed bytes of the next ``rows`` rows, without a copy if a computed source can yield parts of
-        itself.
+        """Return the packed bytes of the next ``rows`` rows, without a copy if the source is computed and allows it.
 
         The bytes are valid until the next call.
         """
@@ -68,7 +67,7 @@ class PackedReader:
     def take(self, rows: int, *, reused: bool) -> tuple[Array, bool]:
         """Return the packed bytes of the next ``rows`` rows, and whether the caller may write to them.
 
-        Unless ``reused``, later calls do not overwrite them.
+        Unless ``reused`` is set, later calls do not overwrite the returned bytes.
         """
         size = rows * self._row_bits // 8
         packed = self._without_copy(size) if self._params.in_rows(self._cols) else None
@@ -137,9 +136,9 @@ class ScalesReader:
 
 
 class BlockScales:
-    """A reader of scales or zero points of a grid of blocks, which repeats them for every row.
+    """A reader of the scales or zero points of blocks of rows, which repeats those of a block for each of its rows.
 
-    Loads the part at once.
+    The constructor loads the entire part.
     """
 
     def __init__(self, part: Part, params: AffineLayout, shape: tuple[int, ...]) -> None:

@@ -1,6 +1,7 @@
-"""The affine family's integers in another layout: other packing, same or finer grid (``spec/affine.md``, "Repacking").
+"""Repacking of affine integers in another packing, with the same or smaller groups (``spec/affine.md``, "Repacking").
 
-A chunk is first brought to rows that begin at a byte, lowest bit first; then signs flip and rows join.
+The codes of a chunk are first packed as rows that begin at a byte, lowest bit first. Then codes change between signed
+and unsigned, and rows are joined to one stream, if the target requires this.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ingot.model.tensor import Array, Tensor
 
 @dataclass(frozen=True, slots=True)
 class AffineRepack:
-    """A tensor's integers packed as ``target``: bit streams, low bits first; zero points are no offsets."""
+    """A repacking of a tensor's integers as ``target``, whose codes are bit streams with the low bits first."""
 
     tensor: Tensor
     stored: AffineLayout
@@ -32,7 +33,10 @@ class AffineRepack:
 
     @property
     def rows(self) -> int:
-        """Rows to process: none if empty rows have no scales either, because their number is unlimited."""
+        """The number of rows to process.
+
+        It is 0 if rows have neither columns nor scales: such a tensor may declare any number of rows.
+        """
         rows, cols = self.tensor.matrix_shape
         return rows if cols or self.stored.per_row else 0
 
@@ -44,7 +48,7 @@ class AffineRepack:
 
     @property
     def memory(self) -> int:
-        """Bytes that a chunk takes per row."""
+        """The number of bytes that a chunk takes per row."""
         cols = self.tensor.matrix_shape[1]
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
         spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # a byte per bit, twice
@@ -59,7 +63,7 @@ class AffineRepack:
         return isinstance(source, ComputedRows) and source.again
 
     def why_not(self) -> str | None:
-        """Return why a zero point cannot be shifted or left out; None if it can.
+        """Return why a zero point cannot be shifted or left out; None if all zero points can.
 
         Reads zero points, and checks their digest, if the decision depends on them.
         """
@@ -100,7 +104,7 @@ class AffineRepack:
         return shift(self.stored, self.target)
 
     def shift(self, zeros: Array) -> Array:
-        """Return zero points shifted for the target, in its type."""
+        """Return zero points shifted for the target, in the target's type of scales."""
         if not self._delta:
             return cast(zeros, self.target.scales)
         shifted = _shift_exactly(zeros, self._delta, self.target.scales)
@@ -117,7 +121,7 @@ class AffineRepack:
         )
 
     def new_zeros(self, count: int) -> Array:
-        """Return ``count`` zero points for a tensor that has none, or a single one for all codes."""
+        """Return ``count`` zero points for a tensor that has no part of zero points."""
         return np.full(count, (self.stored.zero_point or 0) + self._delta, numpy_dtype(self.target.scales))
 
 
@@ -198,12 +202,13 @@ class AffineRepackReader:
 
 
 def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
-    """Return why ``target`` cannot have the integers and scales of ``stored``, whatever they are; None if it may.
+    """Return why no tensor in the layout ``stored`` can be repacked as ``target``; None if the layouts allow it.
 
-    Both layouts are of one tensor. Groups stay, or are cut into equal smaller groups. Codes keep their sign or change
-    it, in rows or, if rows do not fill their bytes, without padding. Scales keep their type or become f32. A single
-    zero point becomes a part if the target has a part for it. A part of equal zero points becomes the target's single
-    zero point. Offsets keep the sign, because a shifted offset is not exact.
+    The target must have the same bit width, and the same groups or equal parts of each group. Codes may change
+    between signed and unsigned. The target packs codes in rows or as one stream without padding. Scales keep their
+    type or become f32. A single zero point becomes a part if the target has a part for zero points. A part of equal
+    zero points becomes the target's single zero point. If the tensor has offsets, the codes keep their signedness,
+    because a shifted offset is not exact.
     """
     if stored.bits != target.bits or not _refines(stored.grid, target.grid):
         return "the target has other bits or another grid of scales, so its numbers differ"
@@ -251,14 +256,17 @@ def number_chunks(part: Part) -> Iterator[Array]:
 
 
 def _shift_exactly(zeros: Array, delta: float, dtype: str) -> Array | None:
-    """Return ``zeros + delta`` in ``dtype``; None unless each is exact. ``delta`` is a power of two from 1 to 128."""
+    """Return ``zeros + delta`` in ``dtype``; None if any sum is not exact in ``dtype``.
+
+    The magnitude of ``delta`` is a power of two from 1 to 128.
+    """
     out = np.empty(zeros.shape, numpy_dtype(dtype))
     fits = native.kernels.affine_shift(as_bits(zeros), float_name(zeros), delta, written(out), dtype)
     return out if fits else None
 
 
 def _row_mask(bits: int, cols: int, *, flip: bool) -> Array:
-    """Return a row's bytes, lowest bit first, with the highest bit of each code set, or with every bit of each code."""
+    """Return the mask of a row of codes, lowest bit first: if ``flip``, every bit is set, else each code's high bit."""
     code = np.zeros(bits, np.uint8)
     code[-1 if flip else 0 :] = 1
     pattern = np.packbits(np.tile(code, 8), bitorder="little")

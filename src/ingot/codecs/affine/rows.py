@@ -106,7 +106,7 @@ class _Rows:
 
 
 def _rows_of(params: AffineLayout, packed: Array, scales: Array, zeros: Array | None) -> _Rows:
-    """Return flat views of full rows; a constant zero point becomes an array, for the type of scales holds any code."""
+    """Return flat views of full rows; a constant zero point becomes an array in the type of the scales."""
     if zeros is None and params.zero_point is not None:
         zeros = np.full(scales.size, params.zero_point, scales.dtype)
     flat = None if zeros is None else zeros.reshape(-1)
@@ -130,7 +130,7 @@ def skip_bits(reader: PartReader, bit: int, last: int, count: int) -> tuple[int,
 
 
 def align_rows(stream: Array, first: int, shape: tuple[int, int]) -> Array:
-    """Cut a bit stream, bit 0 of a byte first, into rows that begin at a byte; their spare bits are 0.
+    """Cut a bit stream, bit 0 of a byte first, into rows that begin at a byte; the rows' spare bits are 0.
 
     Parameters
     ----------

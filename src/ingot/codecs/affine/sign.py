@@ -42,8 +42,8 @@ def sign_scales(rows: Array, group: int, quantizer: str, scale_dtype: str) -> Ar
 def unbiased_scales(rows: Array, decoded: Array, group: int, scales: Array) -> Array:
     """Return scales for which the projection of each group on its decoded values is exact: ``<w, decoded> = <w, w>``.
 
-    A factor is at most 2, and is not applied if the scale's type cannot hold the product. Sums are in double precision,
-    group by group.
+    Each group's scale is multiplied by a factor of at most 2. If the scale's type cannot hold the product, the scale
+    does not change. Sums are in double precision, group by group.
     """
     starts = np.arange(0, rows.shape[1], group)
     wide = rows.astype(np.float64)

@@ -54,8 +54,9 @@ def in_words(
 ) -> Repacked:
     """Return a matrix in the layout ``target``; ``begin`` starts a pass over the rows that ``plain`` describes.
 
-    A row takes ``extra_row_bytes`` more than ``plain`` states. Forms that store row by row are packed chunk by chunk.
-    Transposed forms read all rows for a run of columns, which is as long as memory allows: all columns at best.
+    ``plain`` is the layout of the rows before they are packed. A row takes ``extra_row_bytes`` more memory than this
+    layout needs. Forms that store row by row are packed chunk by chunk. Transposed forms are packed in ranges of
+    columns, as large as memory allows, and each range reads all rows.
     """
     tensor = plain.tensor
     (rows, cols), parts = tensor.matrix_shape, target.part_specs(tensor.shape)
@@ -97,7 +98,10 @@ def point_range(target: PackedIntLayout) -> tuple[int, int]:
 
 
 def _why_not(plain: AffineRepack, target: PackedIntLayout) -> str | None:
-    """Return why the form cannot hold a zero point; reads zero points, and checks their digest, only if necessary."""
+    """Return why the target cannot store some zero point; None if it can store all of them.
+
+    Reads the zero points, and checks their digest, only if necessary.
+    """
     if not isinstance(target.zero, Points):
         return None
     low, high = point_range(target)
@@ -115,7 +119,7 @@ def _why_not(plain: AffineRepack, target: PackedIntLayout) -> str | None:
 
 
 def _integers(zeros: Array, target: PackedIntLayout) -> Array | None:
-    """Return zero points as u8, in two's complement for signed codes; None unless all are integers in range."""
+    """Return zero points as u8, in two's complement for signed codes; None if any is not an integer in range."""
     low, high = point_range(target)
     integers = np.empty(zeros.shape, np.uint8)
     fits = native.kernels.affine_integers(as_bits(zeros), float_name(zeros), low, high, integers.reshape(-1))

@@ -19,10 +19,10 @@ _STEP = 32  # chunks of rows begin at multiples of this: 32 codes fill whole wor
 
 
 class Windows:
-    """A part as ``rows`` rows of ``width`` bytes, which is read in ranges of bytes of a run of rows.
+    """A part as ``rows`` rows of ``width`` bytes, from which a byte range of several consecutive rows can be read.
 
-    A mapped part is read in place, and its digest checked once. For another raw part, only the requested bytes are
-    read. A compressed part is decompressed and cached.
+    A mapped part is read in place, and its digest is checked once. If the part is raw but not mapped, only the
+    requested bytes are read. A compressed part is decompressed and cached.
     """
 
     def __init__(self, part: Part, rows: int, width: int) -> None:
@@ -63,7 +63,7 @@ class Windows:
 
 
 class Watched(Protocol):
-    """The source of computed bytes, as far as ``ComputedRows`` uses it."""
+    """The methods of a byte source that ``ComputedRows`` uses."""
 
     @property
     def name(self) -> str:
@@ -78,8 +78,9 @@ class Watched(Protocol):
 class ComputedRows(DerivedSource):
     """Rows of bytes that ``make(first, last)`` computes when they are read.
 
-    At most ``max_bytes`` of them are cached; ``extra_bytes`` is the memory of ``make`` itself. Sequential readers get
-    larger chunks, readers of the beginning a small one. ``again``: ``make`` reads all of the source for each call.
+    At most ``max_bytes`` computed bytes are cached. ``extra_bytes`` is the memory that ``make`` itself needs. The first
+    chunk is small, for readers of the beginning; sequential readers get larger chunks. ``again`` is true if each call
+    of ``make`` reads the entire source.
     """
 
     mapped = False
@@ -107,7 +108,7 @@ class ComputedRows(DerivedSource):
         self._extra_bytes = extra_bytes
 
     def working_bytes(self) -> int:
-        """Return twice the bytes of a chunk, because it is computed from equally many bytes of the source."""
+        """Return twice the number of bytes of a chunk: each computed byte also needs one source byte in memory."""
         return 2 * min(self.size, self._max_rows * self._width) + self._extra_bytes
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -117,14 +118,14 @@ class ComputedRows(DerivedSource):
 
     @property
     def by_chunks(self) -> bool:
-        """Whether a chunk of rows costs no more than its share of all: the source is in memory."""
+        """Whether the time for a chunk is proportional to its rows, because the source is in memory."""
         return bool(getattr(self._source, "mapped", False))
 
     def whole_rows(self, offset: int, length: int) -> Array | None:
-        """Return ``length`` bytes, which the caller must not write to; None if they cannot be computed in one call.
+        """Return ``length`` bytes that one call of ``make`` computes; the caller must not write to them.
 
-        They must be whole rows that are not cached. If ``make`` may compute fewer rows at the same cost, they must also
-        fit in the cache.
+        Return None if the range is not whole rows, or if the cache has its first row. Unless ``again`` is set, also
+        return None if the range has more rows than the cache can hold.
         """
         (row, before), (count, after) = divmod(offset, max(self._width, 1)), divmod(length, max(self._width, 1))
         if before or after or not count or row < self._first + self._cache.size // max(self._width, 1):

@@ -13,9 +13,9 @@ AWQ_NIBBLES = tuple(int(nibble) for nibble in np.argsort([0, 2, 4, 6, 1, 3, 5, 7
 
 
 def points_of(packed: Array, layout: PackedIntLayout) -> Array:
-    """Return the zero points in words [groups, words of rows] as integers, u8 [groups, rows].
+    """Return packed zero points, 32-bit words [groups, words], as integers, u8 [groups, rows].
 
-    The last may be padding.
+    If words are not full, the last columns of the result are padding.
     """
     count = 32 * packed.shape[1] // layout.bits
     if layout.packing == GPTQ_PLANES:
@@ -49,9 +49,10 @@ def _pack_awq(points: Array) -> Array:
 def unpack_codes(packed: Array, bits: int, count: int, *, more: bool = False, loose: bool = False) -> Array:
     """Return the first ``count`` codes of each row of words, u8 [rows, count].
 
-    With ``more``, each code is stored less 1. If codes do not cross words, 1 is added to every code of the whole word,
-    for writers subtracted it from the whole word: the carry undoes the borrow. Otherwise 1 is added to each code modulo
-    2**bits. ``loose``: no code crosses words, and the spare bits are the highest.
+    If ``more`` is set, the stored codes are 1 too small, and the function adds 1 to each. If no code crosses words, it
+    adds the ones to the entire word at once, as writers subtract them: a carry between codes undoes the borrow.
+    Otherwise it adds 1 to each code modulo 2**bits. If ``loose`` is set, no code crosses words, and the highest bits of
+    a word are unused.
     """
     shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
     if more and (32 % bits == 0 or loose):

@@ -77,7 +77,7 @@ def marlin_codes(stored: Array, meta: Array, bits: int, location: str) -> Array:
     """Return codes u8 [rows, columns] of blocks of 64 rows; pruned codes are the middle code, whose value is 0.
 
     ``stored`` are codes in the order of the words, u8 [columns / 32, 16 * rows], ``meta`` u16 [columns / 32, 2 * rows].
-    Raises ``CodecError`` ``affine_words.meta`` unless each four has two positions in ascending order.
+    Raises ``CodecError`` ``affine_words.meta`` unless each four columns have two positions in ascending order.
     """
     lines = len(stored)
     rows = meta.shape[1] // 2
@@ -97,7 +97,10 @@ def marlin_codes(stored: Array, meta: Array, bits: int, location: str) -> Array:
 
 
 def marlin_scales(stored: Array, *, grouped: bool) -> Array:
-    """Return stored scales in order of rows, [rows, groups] of blocks of rows; only ``grouped`` scales are permuted."""
+    """Return Marlin's stored scales [rows, groups] in the order of rows.
+
+    If ``grouped`` is false, the scales are stored in this order already.
+    """
     if not grouped:
         return stored
     out = np.empty_like(stored).reshape(-1, BLOCK, stored.shape[1])
@@ -185,7 +188,7 @@ class WordRows:
         return self._numbers(self._scales, first, last)
 
     def _numbers(self, window: Windows, first: int, last: int) -> Array:
-        """Return numbers of the scales' type that belong to groups, [rows, groups]."""
+        """Return the numbers of groups of rows, such as scales, in the scales' type: [rows, groups]."""
         size = DTYPES[self._layout.scales].bits // 8
         dtype = little_endian(f"u{8 * size}")
         if self._layout.packing == HQQ_COLUMNS:
@@ -250,7 +253,7 @@ class WordRows:
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _strided(self, first: int, last: int) -> Array:
-        """Return the codes of rows of a form whose lines are no groups; rows may begin and end within lines."""
+        """Return the codes of rows if lines of the packing are not groups; rows may begin and end within lines."""
         width = self._layout.lines((self.rows, self.cols))[1]
         codes = np.empty((last - first) * self.cols, np.uint8)
         begin = first * self.cols

@@ -55,9 +55,9 @@ _SUPPORTED = (GPTQ, GPTQ_V1, AWQ)
 
 
 def with_one_point(tensor: Tensor, stored: PackedIntLayout) -> tuple[Tensor, PackedIntLayout]:
-    """Return a checked tensor without its zero points if all are the middle one; else the tensor unchanged.
+    """Return a checked tensor without its zero points if all equal the middle code; else the tensor unchanged.
 
-    Reads zero points, and checks their digest if it returns the tensor without them.
+    Reads the zero points. Checks their digest if it returns the tensor without them.
     """
     rows = tensor.matrix_shape[0]
     packed = stored.packing in _SUPPORTED and 32 % stored.bits == 0 and rows * stored.bits % 32 == 0
@@ -73,7 +73,7 @@ def with_one_point(tensor: Tensor, stored: PackedIntLayout) -> tuple[Tensor, Pac
 
 
 def between_lines(tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayout) -> Repacked | None:
-    """Return a checked tensor in another of these forms; None if more than the order of lines would change."""
+    """Return a checked tensor in the packing of ``target``; None if more than the order of lines would change."""
     rows, cols = tensor.matrix_shape
     unit = lcm(32, stored.group or 32)
     if not {stored.packing, target.packing} <= set(_SUPPORTED) or not tensor.size or rows % 32 or cols % unit:
@@ -165,13 +165,14 @@ _STEPS: Mapping[str, tuple[int, int]] = {
     MODELOPT: (2, 1),
     TORCHAO: (1, 2),
 }
-"""The numbers that rows and columns must be multiples of."""
+"""For each packing: the numbers of which the row count and the column count must be multiples."""
 
 
 class ScatteredReader(Rows):
-    """A sequential reader of tensors whose codes have their own scale and zero point.
+    """A sequential reader of tensors in which neighbouring columns may have different scales and zero points.
 
-    They are the scale and zero point of the column's group, or these times the column's factor.
+    Each column uses the scale and zero point of its group. If the tensor has column factors, the scale is multiplied
+    by the column's factor.
     """
 
     def __init__(self, tensor: Tensor, layout: PackedIntLayout) -> None:
@@ -216,7 +217,7 @@ class ScatteredReader(Rows):
         return self._expand(self._rows.float_points(first, last), last - first)
 
     def _expand(self, stored: Array, rows: int) -> Array:
-        """Return a number for each column, [rows, columns] in the scales' type, from the bytes of groups' numbers."""
+        """Return ``stored``, the encoded numbers of groups, as an array [rows, columns] of the scales' type."""
         numbers = from_file(stored.reshape(-1), self._layout.scales).reshape(rows, -1)
         if self._order is not None:
             return numbers[:, self._order]
@@ -321,8 +322,10 @@ def _checked(tensor: Tensor) -> PackedIntLayout:
 
 
 def _check_zeros(tensor: Tensor, layout: PackedIntLayout) -> None:
-    """Raise ``CodecError`` if the form has no such zero points or parts of columns, or if groups do not divide the
-    matrix."""
+    """Raise ``CodecError`` if the packing does not allow the zero points, or the parts for columns.
+
+    Also raise it if the shape is not a multiple of the group size.
+    """
     zeros, (rows, cols) = layout.packing_form.zeros, tensor.matrix_shape
     down = layout.packing == HQQ_COLUMNS
     deep = layout.group or (rows if down else cols) or 1

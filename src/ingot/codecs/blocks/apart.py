@@ -21,9 +21,9 @@ INCOMPATIBLE_SCALES: Mapping[str, Array] = {
     "mxfp4": np.array([255], np.uint8),
     "nvfp4": np.array([0x7F, *range(0x81, 0x100)], np.uint8),
 }
-"""Bytes of scales that mean another number in blocks than the small float that they encode.
+"""The byte values of scales that stand for different numbers in ggml's blocks and in the small float type.
 
-In MXFP4: 2^128 for E8M0's NaN. In NVFP4: 0 for E4M3's NaN, and numbers without their sign.
+In MXFP4, blocks read E8M0's NaN as 2^128. In NVFP4, blocks read E4M3's NaN as 0, and ignore the sign of numbers.
 """
 
 
@@ -71,7 +71,10 @@ def pack(block_type: str, parts: dict[str, Array]) -> Array:
 
 
 def why_incompatible(block_type: str, scales: Array) -> str | None:
-    """Return why bytes of scales mean different numbers in blocks and as small floats; None if they do not."""
+    """Return why some scale's byte stands for different numbers in blocks and as a small float.
+
+    None if every scale is the same number in both.
+    """
     if block_type not in INCOMPATIBLE_SCALES or not scales.size:
         return None
     seen = np.flatnonzero(np.bincount(scales.reshape(-1), minlength=256))
@@ -91,7 +94,7 @@ def source_changed(tensor: Tensor) -> IntegrityError:
 
 
 def as_f16(numbers: Array) -> Array | None:
-    """Return f32 numbers as f16; None unless all are exact."""
+    """Return f32 numbers as f16; None if f16 does not hold all of them exactly."""
     small = np.empty(numbers.shape, np.float16)
     same = native.kernels.affine_same(as_bits(numbers), float_name(numbers), written(small), "f16")
     return small if same else None

@@ -16,7 +16,10 @@ from ingot.model.tensor import Array, Tensor
 
 
 def to_blocks(tensor: Tensor, stored: ScaledCodebookLayout, target: GgmlBlocksLayout) -> Repacked:
-    """Return a checked tensor in blocks, or the reason why not; reads scales, and checks their digest."""
+    """Return a checked tensor in ggml's blocks, or the reason why it cannot be repacked.
+
+    Reads the scales, and checks their digest.
+    """
     layout = CODEBOOKS.get(target.type)
     rows, cols = tensor.matrix_shape
     if layout is None or cols % target.block.elements or stored.transposed:

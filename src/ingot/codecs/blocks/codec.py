@@ -108,7 +108,8 @@ class BlocksCodec(Codec):
         UsageError
             ``ggml_blocks.option``.
         UnsupportedError
-            ``ggml_blocks.dtype``: no floats; ``ggml_blocks.columns``: a row is no whole number of blocks.
+            ``ggml_blocks.dtype``: the values are not floats; ``ggml_blocks.columns``: the row length is not a multiple
+            of the block size.
         """
         return prepare(shape, dtype, options)
 

@@ -15,7 +15,9 @@ from ingot.model.tensor import Array
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of blocks with nested scales, besides codes: f32 [rows, groups], products of f16 and an integer.
+    """The scales and minima of groups in blocks with nested scales: f32 [rows, groups].
+
+    Each number is the product of an f16 number of the block and an integer of the group.
 
     ``d`` and ``dmin`` are the block's f16 scale and minimum, repeated for each of its groups.
     """
@@ -71,7 +73,7 @@ def compose_blocks(block_type: str, codes: Array, numbers: Numbers) -> Array:
 
 
 def _bits(values: Array, groups: int) -> Array:
-    """Return the number of each block, which is repeated for its groups, as bits of f16."""
+    """Return one number per block as bits of f16, from ``values``, which repeat it for each group of the block."""
     return np.ascontiguousarray(values.reshape(-1, groups)[:, 0]).astype(np.float16).view(np.uint16)
 
 

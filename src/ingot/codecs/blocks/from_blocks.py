@@ -29,10 +29,10 @@ _ONCE = (CODEBOOK, SECOND)  # per-tensor parts, which each chunk has because it 
 
 
 def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Repacked:
-    """Return a checked tensor of blocks in another layout, or the reason why not.
+    """Return a checked tensor of blocks in another layout, or the reason why it cannot be repacked.
 
-    Reads the blocks if exactness depends on their scales: zero points become offsets or the reverse, or bytes of scales
-    mean different numbers in blocks and elsewhere.
+    Reads the blocks if exactness depends on the scales. This is so if zero points become offsets or the reverse, or if
+    some bytes of scales stand for different numbers in blocks and in the other layout.
     """
     layout = UNPACKED.get(stored.type)
     if layout is None:
@@ -55,7 +55,8 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
 def unpack_blocks(tensor: Tensor) -> Tensor | None:
     """Return a checked tensor of blocks in the equivalent layout of another family, unpacked as it is read.
 
-    None if there is no such layout, or if a scale means another number there; the check reads blocks of small floats.
+    None if there is no such layout, or if a scale would be another number in it. To check this, the function reads the
+    blocks if scales are small floats.
     """
     stored = GgmlBlocksLayout.from_tensor(tensor)
     layout = UNPACKED.get(stored.type)
@@ -98,7 +99,7 @@ class _Blocks:
         return Tensor.from_parts(self.layout, parts, shape, self.tensor.name)
 
     def why_incompatible(self) -> str | None:
-        """Return why a scale's byte means another number outside of blocks.
+        """Return why some scale's byte is another number outside of blocks; None if every scale is the same number.
 
         Reads all blocks and checks their digest.
         """

@@ -20,7 +20,7 @@ _COLUMNS = 32
 
 
 def to_blocks(tensor: Tensor, stored: AffineLayout, target: GgmlBlocksLayout) -> Repacked:
-    """Return an affine tensor in blocks, or the reason why not.
+    """Return an affine tensor in ggml's blocks, or the reason why it cannot be repacked.
 
     Reads scales and zero points, and checks their digests.
     """
@@ -56,7 +56,7 @@ class _ToBlocks:
 
     @property
     def between(self) -> AffineLayout:
-        """The affine layout from which blocks are packed: scales in f32, and a zero point or offset for each."""
+        """The affine layout from which blocks are packed: scales in f32, and a zero point or offset per scale."""
         stored = self.stored
         signed = self.layout.signed and not stored.offset
         return replace(stored, packing=ROWS_LSB, signed=signed, scales="f32", zero=OFFSETS if stored.offset else POINTS)
@@ -67,7 +67,7 @@ class _ToBlocks:
 
     @property
     def point(self) -> int:
-        """The zero point of blocks without offsets; of unsigned codes if ``between`` has unsigned codes."""
+        """The zero point of blocks without offsets; it is for unsigned codes if ``between`` has unsigned codes."""
         if isinstance(self.layout.zero, Constant):
             return self.layout.zero.point
         return 0 if self.between.signed else 128

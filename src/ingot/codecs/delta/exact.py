@@ -58,7 +58,7 @@ class ExactEncoder(DeltaEncoder):
 
 @dataclass(slots=True)
 class _Open:
-    """A chunk that was applied in part: its bytes, its size in elements, and the elements of the base so far."""
+    """A chunk that was applied in part: its encoded bytes, its number of elements, and the base's elements so far."""
 
     parts: dict[str, Array]
     size: int
@@ -66,9 +66,10 @@ class _Open:
 
 
 class ExactApplier:
-    """A sequential applier for any runs of rows; it holds a few chunks, and the base of a chunk in which rows end.
+    """A sequential applier that accepts any number of rows per call.
 
-    Fastest if runs begin at multiples of ``step`` elements: a chunk that is cut is applied again for each run in it.
+    It holds a few chunks. If rows end within a chunk, it also holds the base's elements of the chunk. It is fastest if
+    calls begin at multiples of ``step`` elements: a chunk that is cut is applied again for each call.
     """
 
     def __init__(self, tensor: Tensor, params: ExactParams) -> None:
@@ -114,7 +115,7 @@ class ExactApplier:
     def _run(self, count: int) -> int:
         """Return the number of next elements that form complete chunks and are applied in one call.
 
-        0 if there are none.
+        It is 0 if the next chunk is incomplete.
         """
         chunk = self._params.chunk
         full = min(count // chunk * chunk, max(STEP // chunk, 1) * chunk)

@@ -48,7 +48,7 @@ class ExactParams:
 
     @property
     def width(self) -> int:
-        """Bytes of an element."""
+        """The number of bytes of an element."""
         return DTYPES[self.dtype].bits // 8
 
     @property
@@ -88,7 +88,7 @@ def params_for(name: str, chunk: object = CHUNK) -> ExactParams:
     UnsupportedError
         ``delta_exact.dtype``: complex numbers, or elements smaller than a byte.
     UsageError
-        ``delta_exact.option``: a chunk that is no power of two in range.
+        ``delta_exact.option``: a chunk size that is not a power of two in range.
     """
     row = dtype(name)
     if not is_coded(row.name):
@@ -112,7 +112,7 @@ def params_of(tensor: Tensor) -> ExactParams:
     Raises
     ------
     CodecError
-        ``delta_exact.params``: an attribute is missing, unknown or out of range, or not the tensor's dtype.
+        ``delta_exact.params``: an attribute is missing, unknown or out of range, or differs from the tensor's dtype.
     """
     attributes = tensor.params
     version, chunk, name = (attributes.get(key) for key in ("codec_version", "chunk", "dtype"))

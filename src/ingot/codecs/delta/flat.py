@@ -28,7 +28,8 @@ _ADDED = 1 << 20  # elements that are added at a time, where only their codes ar
 def scale_reach() -> RangeProbe:
     """Return the probe of f16 scales of signs or 4-bit codes, for which the layouts allow no other type.
 
-    From 2^-21 on, f16 can hold means and steps of ordinary differences, some eight times smaller than the largest.
+    The probe accepts largest differences from 2^-21 on. Means and steps of ordinary differences are about eight times
+    smaller than the largest difference, and f16 can hold these.
     """
     return RangeProbe("scales", "f16", (), 8, "f32")
 
@@ -84,9 +85,9 @@ class Differences(NamedTuple):
         return float(self.part(index, index + 1).array()[0])
 
     def range_without(self, skipped: Array, low: float, high: float) -> tuple[float, float]:
-        """Return the range of all differences but those at ``skipped``, given as ``low`` to ``high``.
+        """Return the range of all differences but those at ``skipped``; the caller computed it as ``low`` to ``high``.
 
-        If the given lower end is 0, the range is computed again, because a zero of either sign may stand for it.
+        If ``low`` is 0, the range is computed again, because ``low`` may have either sign of zero.
         """
         return (low, high) if low != 0 else native.kernels.range_between(self.array(), skipped)
 
@@ -94,8 +95,8 @@ class Differences(NamedTuple):
 class PairEncoder(Encoder):
     """An encoder of float32 differences that accepts base and fine-tune, and subtracts while it encodes.
 
-    Both arrays are f32, f16 or bf16, of one type, in C order. No array of differences is allocated; the bits are the
-    same as with one.
+    Both arrays are f32, f16 or bf16, of one type, in C order. The encoder allocates no array of differences, but its
+    result has the same bits as if it did.
     """
 
     @abstractmethod
@@ -144,7 +145,7 @@ class SingleChunkEncoder(PairEncoder):
     def largest(self, differences: Differences, count: int) -> tuple[Array, Array, tuple[float, float]]:
         """Return positions and values of the ``count`` largest by magnitude, ascending, and the range of the others.
 
-        Ties go to the lower position. If there are no others, the range is meaningless.
+        Ties go to the lower position. If all differences are among the largest, the range is meaningless.
 
         Raises
         ------
@@ -217,10 +218,10 @@ def to_f16(values: Array, codec: str) -> Array:
 
 
 def check_parts(tensor: Tensor, dtypes: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Return the element count of each part, after checking that the tensor is float32 and has these parts in these
-    types.
+    """Return the element count of each part, after checking the tensor.
 
-    Rules ``<codec>.dtype``, ``<codec>.parts``, ``<codec>.part-dtype``, ``<codec>.size`` (no full elements).
+    The tensor must be float32, and must have the parts of ``dtypes`` in the allowed types. Rules ``<codec>.dtype``,
+    ``<codec>.parts``, ``<codec>.part-dtype``, ``<codec>.size``: a part's length is not a multiple of its element size.
     """
     codec = tensor.codec
     if tensor.dtype != "f32":
@@ -263,8 +264,8 @@ def matrix_rows(shape: tuple[int, ...]) -> tuple[int, int]:
 class Addition(NamedTuple):
     """The arrays of an addition or subtraction of differences: flat, of one float type.
 
-    ``out`` becomes ``base`` plus the differences, or minus them if ``less`` is set. ``back``, if given, becomes ``out``
-    minus the differences. Each is computed in float32 and rounded once.
+    ``out`` becomes ``base`` plus the differences; if ``less`` is set, ``base`` minus the differences. ``back``, if not
+    None, becomes ``out`` minus the differences. Each result is computed in float32 and rounded once.
     """
 
     base: Array

@@ -110,7 +110,8 @@ def codes_of(differences: Differences, skipped: Array, scale: Scale, before: flo
 class _Chunk(ChunkParts):
     """Parts of a chunk.
 
-    Positions in ``within`` count from its first element, which ``first`` codes in ``packed`` precede.
+    Positions in ``within`` count from the chunk's first element. ``packed`` contains ``first`` codes before the
+    chunk's first code.
     """
 
     first: int = 0
@@ -172,8 +173,8 @@ class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
 class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
     """An encoder that produces the same bytes in chunks, after one pass that finds outliers and range.
 
-    A byte belongs to the chunk of its second code. The value of its first code may lie far before; the fit pass noted
-    it.
+    A byte belongs to the chunk that contains the byte's second code. The value of the first code may lie far before
+    the chunk, so the fit pass records it.
     """
 
     codec: str = ID
@@ -199,7 +200,7 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
         self._observer = self._scale = None
 
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Return the parts of these rows; rule ``delta_int4.whole`` before the fit pass."""
+        """Return the parts of these rows. Raises ``CodecError`` ``delta_int4.whole`` if the fit pass is not over."""
         cut = self.cut(differences.size, rows, start)
         assert self._observer is not None
         assert self._scale is not None
@@ -267,7 +268,10 @@ class Int4Reader(BatchAddingReader):
         native.kernels.int4_add(packed, first, self._table, positions, wide, self._gaps, *addition.arguments)
 
     def _take(self, count: int) -> tuple[tuple[Array, int], Array, Array]:
-        """Return the next codes, the positions of the outliers among them, from the first code, and their values."""
+        """Return the next codes, and the outliers among them as positions and values.
+
+        Positions count from the first returned code.
+        """
         positions, values = self._apart.all_until(self._next + count)
         packed = self._packed.next(count - (positions.size if self._gaps else 0))
         positions = positions - self._next

@@ -145,8 +145,8 @@ class Codes:
 class PositionReader:
     """A sequential reader of positions with their values, in ascending order.
 
-    If stored positions ascend, which a pass over them checks first, memory is bounded by the requests. Otherwise they
-    are sorted in memory with their values.
+    A first pass checks whether the stored positions ascend. If so, the reader holds no more than the caller requests.
+    Otherwise it sorts all positions and values in memory.
     """
 
     def __init__(self, tensor: Tensor, positions: str, values: str) -> None:

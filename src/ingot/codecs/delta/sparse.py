@@ -81,7 +81,7 @@ class StreamedSparseEncoder(_Decoding, StreamedEncoder):
     codec: str = ID
 
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Return the parts of these rows; rule ``delta_sparse.whole`` before the fit pass."""
+        """Return the parts of these rows. Raises ``CodecError`` ``delta_sparse.whole`` if the fit pass is not over."""
         cut = self.cut(differences.size, rows, start)
         chunk = ChunkParts(indices=cut.positions + cut.first, values=cut.largest)
         chunk.start, chunk.within = start, {"indices": cut.positions, "values": cut.largest}

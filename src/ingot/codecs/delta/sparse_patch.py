@@ -158,7 +158,10 @@ class SparsePatchDelta(DeltaCodec):
         check(tensor)
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-        """Return whether the base may have this shape: the tensor's, or if it is flat, any with enough elements."""
+        """Return whether the base may have this shape.
+
+        It may be the tensor's shape; if the tensor is flat, any shape with enough elements.
+        """
         return tensor.size <= prod(shape) if tensor.params.get("flat") is True else tensor.shape == shape
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PatchEncoder:
@@ -209,7 +212,7 @@ class SparsePatchCodec(NeedsBase):
     holds: ClassVar[str] = "changed elements, which cannot be decoded without their base"
 
     def check(self, tensor: Tensor) -> None:
-        """Rules ``sparse_patch.params``, ``.parts``, ``.dtype``, ``.size``."""
+        """Check the tensor; rules ``sparse_patch.params``, ``.parts``, ``.dtype``, ``.size``."""
         check(tensor)
 
 

@@ -28,17 +28,19 @@ def streams(size: int) -> bool:
 
 
 def grid_of(rows: int, cols: int) -> int:
-    """Return the number of elements of which the start of each chunk is a multiple: full rows, about ``_GRID``.
+    """Return the number of elements of which each chunk's first position is a multiple: full rows, about ``_GRID``.
 
-    Chunks of rows and, if a source can be cut anywhere, of elements then fit one grid. A single long row is cut within.
+    Chunks of rows, and chunks of elements from a source that can be cut anywhere, then begin at the same multiples. If
+    one row is longer than ``_GRID``, chunks may begin within the row.
     """
     return _GRID if rows == 1 and cols > _LONG else max(1, _GRID // max(cols, 1)) * max(cols, 1)
 
 
 class PassedValues(NamedTuple):
-    """Differences of which some were admitted as candidates: ``low`` to ``high`` is the range of the others.
+    """A batch of differences, after the search took the candidates for the largest differences from it.
 
-    The last of the others is ``value`` at index ``last``, which is -1 if there is none.
+    ``low`` and ``high`` are the smallest and the largest difference that is not a candidate. The last difference that
+    is not a candidate is ``value``, at index ``last``. If all are candidates, ``last`` is -1.
     """
 
     differences: Differences
@@ -60,18 +62,18 @@ class RestObserver:
         """Observe the next differences, which end before element ``stop``."""
 
     def observe_evicted(self, positions: Array, values: Array, kept_places: Array, gone: tuple[float, float]) -> None:
-        """Observe candidates of which only those at the indices ``kept_places`` stay (never all).
+        """Observe candidates when the search drops some: it keeps only the candidates at indices ``kept_places``.
 
-        ``gone`` is the range of the dropped candidates.
+        At least one candidate is dropped. ``gone`` is the range of the values of the dropped candidates.
         """
 
 
 @dataclass(eq=False)
 class RestRange(RestObserver):
-    """The range of the differences that are not among the largest, and the last of them before each multiple of
-    ``grid``.
+    """The range of the differences that are not among the largest, and one value before each multiple of ``grid``.
 
-    Without ``gaps``, the element itself before each multiple.
+    If ``gaps`` is set, the value is the last difference before the multiple that is not among the largest. Otherwise it
+    is the element directly before the multiple.
     """
 
     ranges: ClassVar[bool] = True
@@ -124,8 +126,8 @@ class LargestSearch:
     """A search for the ``count`` values of the largest magnitudes of a tensor of ``size``; ties go to the lower
     position.
 
-    It collects up to ``spare`` more candidates, then drops all but the largest ``count``. After that, a value must
-    exceed the smallest of these to become a candidate.
+    The search collects up to ``spare`` more candidates than ``count``, then drops all but the largest ``count``. After
+    that, a value must exceed the smallest remaining candidate to become a candidate.
     """
 
     def __init__(self, codec: str, size: int, count: int, grid: int, observer: RestObserver) -> None:
@@ -147,7 +149,7 @@ class LargestSearch:
 
     @classmethod
     def memory(cls, size: int, count: int, grid: int) -> int:
-        """Return the bytes that a search takes: candidates, temporaries of pruning, records per ``grid``."""
+        """Return the number of bytes that a search takes: candidates, temporaries of pruning, records per ``grid``."""
         capacity = min(size, count + cls.spare(count))
         return (12 + 26) * capacity + 12 * BATCH + 64 * (size // grid + 1)
 
@@ -169,8 +171,8 @@ class LargestSearch:
     def result(self) -> tuple[Array, Array]:
         """Return positions and values of the largest, ascending, after the last value; can be called once.
 
-        The arrays are slices of the candidates' memory, which ``memory`` counts: fresh pages would cost more than they
-        free.
+        The arrays are slices of the candidates' memory, which ``memory`` counts: copies would take more time than the
+        freed memory is worth.
         """
         self._prune()
         return self._positions[: self._count], self._values[: self._count]
@@ -222,7 +224,11 @@ class LargestSearch:
 
 
 class Cut(NamedTuple):
-    """A chunk from element ``first`` on: ``before`` of the largest precede it, those within are at ``positions``."""
+    """The largest differences within a chunk that begins at element ``first``.
+
+    ``before`` is the number of largest differences before the chunk. ``positions``, counted from ``first``, and
+    ``largest`` are the indices and values of those within the chunk.
+    """
 
     first: int
     before: int
@@ -275,7 +281,10 @@ class StreamedEncoder(PairEncoder):
         return values
 
     def cut(self, size: int, rows: int, start: int) -> Cut:
-        """Return the position of a chunk of ``size`` elements; rule ``<codec>.whole`` before the fit pass is over."""
+        """Return the largest differences within a chunk of ``size`` elements, and the chunk's position.
+
+        Raises ``CodecError`` ``<codec>.whole`` if the fit pass is not over.
+        """
         if self._largest is None:
             raise CodecError(f"{self.codec}.whole", f"expected a fit pass of all {self.size} values before")
         first = start * (size // max(rows, 1))

@@ -111,7 +111,7 @@ class DenseCodec(Codec):
         check_values(tensor, part, tensor.size)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values; in the tensor's own dtype a read-only view of the part if its bytes allow that.
+        """Return the values; in the tensor's own dtype, a read-only view of the part if the part's bytes allow a view.
 
         A tensor of an unknown logical type is returned as its storage elements if there is one per value (zTensor 1.2
         section 2 allows that), and only if no other dtype was requested.

@@ -22,7 +22,7 @@ def repack(tensor: Tensor, layout: DenseLayout) -> Repacked:
     """Return a checked dense tensor's values in a wider type; its part's logical type stays the tensor's.
 
     Reads the tensor if exactness depends on its values. No decoder reads the result directly: a container that accepts
-    it returns the values in their own type.
+    the wider type returns the values in the tensor's own type.
     """
     holder = layout.holder
     if layout.dtype != tensor.dtype or holder not in EXACT_WIDER_DTYPES.get(tensor.dtype, ()):
@@ -77,7 +77,7 @@ class DenseRepackReader:
 
 @dataclass(slots=True)
 class HolderEncoder(Encoder):
-    """A dense encoder that stores values in a wider type that holds all of them: bf16 in f32, 8 bits in f16."""
+    """A dense encoder that stores values in a wider type that holds every value: bf16 in f32, 8-bit floats in f16."""
 
     inner: Encoder
     dtype: str
@@ -110,9 +110,9 @@ def holder_of(encoder: Encoder) -> str | None:
 
 
 def with_holder(encoder: Encoder, holder: str) -> HolderEncoder:
-    """Return an encoder of the same values that stores them as ``holder``, a type that holds all of them.
+    """Return an encoder of the same values that stores them as ``holder``, a type that holds every value.
 
-    Raises ``UsageError`` ``dense.option`` if ``holder`` does not hold all of them.
+    Raises ``UsageError`` ``dense.option`` if ``holder`` cannot hold some value.
     """
     part = encoder.parts[0]
     dtype = part.type or part.dtype

@@ -35,7 +35,7 @@ class EntropyParams:
 
     @property
     def width(self) -> int:
-        """Bytes of an element, which is the number of planes of a chunk."""
+        """The number of bytes of an element, which is the number of planes of a chunk."""
         return DTYPES[self.dtype].bits // 8
 
     def chunks(self, size: int) -> int:
@@ -68,7 +68,7 @@ def params_of(tensor: Tensor) -> EntropyParams:
     Raises
     ------
     CodecError
-        ``float_entropy.params``: an attribute is missing, unknown or out of range, or not the tensor's dtype.
+        ``float_entropy.params``: an attribute is missing, unknown or out of range, or differs from the tensor's dtype.
     """
     attributes = tensor.params
     version, chunk, level, name = (attributes.get(key) for key in ("codec_version", "chunk", "level", "dtype"))

@@ -63,7 +63,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TcaEncoder(Encoder):
-    """An encoder of chunks of bands. The window is given, or found in one fit pass."""
+    """An encoder of chunks of bands. An option sets the window, or one fit pass finds it."""
 
     rows: int
     cols: int
@@ -183,7 +183,7 @@ class TcaReader(Rows):
         self.read_into(np.empty((remainder, self._cols), self._buffer.dtype))
 
     def finish(self) -> None:
-        """Check that the counts of all tiles cover the parts, and digests; rule ``tca_tbe.counts``."""
+        """Check the digests, and that the counts of all tiles add up to the parts; rule ``tca_tbe.counts``."""
         if self._decoded == self._rows and any(self._remaining.values()):
             raise self._counts_error(
                 f"to be used up by the counts, found {max(self._remaining.values())} elements left"
@@ -244,7 +244,8 @@ class TcaCodec(Codec):
         """Return the values in bf16, exactly, or cast by the rules of ``codecs.cast``.
 
         Raw parts of a mapped file are decoded without a copy. Large tensors use several threads
-        (``core.runtime.parallel.default_workers``). Rule ``tca_tbe.counts`` for counts that do not fit.
+        (``core.runtime.parallel.default_workers``). Raises ``CodecError`` ``tca_tbe.counts`` if the tiles' counts do
+        not match the bitmaps or the parts.
         """
         start = _checked(tensor)
         require_cast("bf16", dtype, tensor.name)

@@ -28,7 +28,7 @@ STEP = 1 << 20
 
 
 def grid(rows: int, cols: int) -> tuple[int, int]:
-    """Return bands and global tiles per band; no tiles if there are no elements."""
+    """Return the number of bands, and the number of global tiles per band; both are 0 if the matrix has no elements."""
     return (-(-rows // SIDE), -(-cols // SIDE)) if rows and cols else (0, 0)
 
 
@@ -38,8 +38,9 @@ def bands_per_call(cols: int) -> int:
 
 
 def totals(counts: Array, bands: int, location: str | None) -> Array:
-    """Return [bands + 1, 2]: the offset of each band's high bytes and fallback elements, and in the last row their
-    sums.
+    """Return the offsets of each band's high bytes and fallback elements, as an array [bands + 1, 2].
+
+    The last row contains the total numbers of high bytes and fallback elements.
 
     Raises ``CodecError`` ``tca_tbe.counts`` if a tile has a larger count than elements.
     """

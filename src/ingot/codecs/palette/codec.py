@@ -97,7 +97,7 @@ class BandReader(Rows):
         self._inner.finish()
 
     def _next(self, rows: int, dtype: np.dtype[Any]) -> Array:
-        """Return the next bands that contain the next ``rows`` rows, or fewer bands."""
+        """Return the values of the next bands: all bands that the next ``rows`` rows need, or fewer."""
         bands = min(self._step, self._bands - self._band, -(-rows // self._band_rows))
         if bands < 1:
             raise ValueError("expected at most the remaining rows of the tensor, found more")
@@ -154,7 +154,10 @@ class PaletteCodec(Codec):
         return PaletteReader(tensor, params) if along_rows else BandReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return indices as runs; None unless they share a codebook and vectors lie along the last dimension."""
+        """Return indices as runs.
+
+        Return None if the tensor has several codebooks, or if vectors do not lie along the last dimension.
+        """
         params = layout_of(tensor)
         rank = len(tensor.shape)
         if (

@@ -141,7 +141,7 @@ class PaletteEncoder(Encoder):
         return parts if scales is None else {**parts, SCALES: scales if not start else scales[:0]}
 
     def encode_selected(self, values: Array, counts: Sequence[int]) -> dict[str, Array]:
-        """Return the parts of selected values: ``values`` in row-major order, flat, ``counts`` of them in each group.
+        """Return the parts of selected values: flat ``values`` in row-major order, ``counts[g]`` values in group g.
 
         For an encoder of single values with groups along the first dimension. Part ``indices`` has one index per value.
         """

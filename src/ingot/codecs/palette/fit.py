@@ -53,8 +53,9 @@ def non_finite(values: Array, bad: int, start: int, cols: int) -> CodecError:
 class Histogram:
     """Weighted values in 65536 bins: the input of exact k-means.
 
-    f16 and bf16 values have a bin each. Values of f32 and f64 share a bin if they round to the same f16 after scaling
-    by ``2**exponent``. Their sum is stored: clusters end between bins, but centroids are exact means of the values.
+    Each f16 or bf16 value has its own bin. Values of f32 and f64 share a bin if they round to the same f16 after
+    scaling by ``2**exponent``. Each bin stores the sum of its values. So clusters can end only between bins, but
+    centroids are exact means of the values.
     """
 
     def __init__(self, dtype: str, amax: float = 0.0) -> None:
@@ -141,9 +142,9 @@ class Cloud:
     workers : int, optional
         Threads; no result depends on them.
     digits : int
-        All points, below 1, are multiples of ``2**-digits``. If therefore f64 sums of a block are exact in any order, a
-        point that changes its code moves from one sum to another, and the others are not added again. If sums of all
-        points are exact, Lloyd's steps process most cells of points as a whole.
+        All points are below 1 and multiples of ``2**-digits``. This decides whether f64 sums are exact in any order. If
+        the sums of a block are exact, a point that changes its code moves from one sum to another, and the other points
+        are not added again. If the sums of all points are exact, Lloyd's steps process most cells of points as a whole.
     """
 
     def __init__(self, points: Array, workers: int | None = 1, *, digits: int = UNKNOWN) -> None:
@@ -224,7 +225,7 @@ class Cloud:
 
 
 class _ExactStep:
-    """A step of Lloyd's: returns whether another is worth its time, and the new centroids."""
+    """A step of Lloyd's algorithm: returns whether another step is worthwhile, and the new centroids."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
@@ -239,7 +240,10 @@ class _ExactStep:
 
 
 class _BoundedStep:
-    """A step by a search that returns bounds of the error; if they do not decide, all points are searched."""
+    """A step with a search that returns bounds of the error.
+
+    If the bounds do not decide whether another step is worthwhile, all points are searched.
+    """
 
     def __init__(self, cloud: Cloud, searcher: cells.Cells | near.Near) -> None:
         self._cloud = cloud

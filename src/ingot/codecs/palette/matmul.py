@@ -76,7 +76,7 @@ class PaletteMatrix(TileMatrix):
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
     """Return whether ``PaletteMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
 
-    Never if ``direct``, because a product with one row is no faster than with the decoded matrix.
+    Return False if ``direct`` is set, because a product with one row is not faster than with the decoded matrix.
     """
     if direct or tensor.codec != PaletteLayout.codec:
         return False

@@ -13,7 +13,7 @@ MIN_CENTROIDS = 64  # above this many centroids of vectors of 4, this search is 
 
 
 class Near:
-    """Points with the code of each, its slack to the second nearest centroid, and exact sums of points.
+    """Points with each point's code and slack to the second nearest centroid, and exact sums of points.
 
     Parameters
     ----------

@@ -90,9 +90,9 @@ class Lookup:
             self._split = 2
 
     def __call__(self, packed: Array, first: int, out: Array) -> None:
-        """Fill ``out`` ([n * values per entry], flat, C order) with the entries of the indices from ``first`` on.
+        """Fill ``out`` ([n * values per entry], flat, C order) with the entries of n indices from index ``first`` on.
 
-        ``packed`` is the bit stream of these indices, which begins at a byte.
+        ``packed`` is the bit stream of these indices, and the first of them begins at a byte.
         """
         if not out.size:
             return
@@ -125,7 +125,7 @@ class Lookup:
 
 
 class HighFirst(PartReader):
-    """A reader of bytes with two codes, the first in the high bits; it returns them with the first in the low bits."""
+    """A reader of bytes with two codes each, which swaps the codes: the first code moves to the low bits."""
 
     def readinto(self, out: memoryview) -> None:
         super().readinto(out)

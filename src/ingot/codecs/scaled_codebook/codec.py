@@ -86,8 +86,7 @@ class ScaledCodebookCodec(Codec):
         return TransposedReader(tensor, layout) if layout.transposed else ScaledReader(tensor, layout)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return rows of indices with their scales as runs, if scales belong to single rows or to blocks of full
-        rows."""
+        """Return rows of indices with their scales as runs; None if a scale covers only parts of several rows."""
         layout = _checked(tensor)
         cols = tensor.matrix_shape[1]
         if layout.transposed or layout.nested or not isinstance(layout.grid, Group | Row | Tiles):

@@ -227,7 +227,12 @@ class Decoder:
             raise CodecError(f"{ID}.overflow", f"expected products of scale and value that {float_name(out)} can hold")
 
     def _row_scales(self, start: int, rows: int) -> tuple[Array, tuple[int, int, int]]:
-        """Return the scales of rows, and three numbers: columns of a row, of a group, and before the first element."""
+        """Return the scales of ``rows`` rows from row ``start``, and how they apply to the elements.
+
+        Scales apply along lines: a line is a row, or all rows together if a scale may cover several rows. The three
+        integers are the number of elements of a line, the number of consecutive elements that share a scale, and the
+        number of elements of the line before the first requested element.
+        """
         grid = self._layout.grid
         cols = self._cols
         match grid:

@@ -128,7 +128,7 @@ class ScaledEncoder(Encoder):
     def _groups(self, wide: Array) -> tuple[Array, Array, Any]:
         """Return the values in groups, the largest magnitude of each group, and an index from values to groups.
 
-        A chunk begins with a block, or with a run.
+        ``wide`` must begin at the start of a group; ``step`` ensures this.
         """
         grid, (rows, cols) = self._layout.grid, wide.shape
         if isinstance(grid, Tiles):

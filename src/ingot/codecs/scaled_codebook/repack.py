@@ -47,9 +47,9 @@ class Second:
 
 
 def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> Repacked:
-    """Return a checked tensor in another layout, or the reason why not.
+    """Return a checked tensor in another layout, or the reason why it cannot be repacked.
 
-    Reads tables and the second scale, and if there is a second scale, the scales too.
+    Reads tables and the second scale. If the tensor has a second scale, also reads the scales.
     """
     shape = stored.stored_shape(tensor.shape)
     rows, cols = matrix_shape(shape)
@@ -80,7 +80,7 @@ def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookL
 
 
 def _difference(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols: int) -> str | None:
-    """Return why ``target`` cannot have the indices and scales of ``stored``, whatever they are; None if it may."""
+    """Return why no tensor in the layout ``stored`` can be repacked as ``target``; None if the layouts allow it."""
     reasons = (
         (
             (stored.bits, stored.transposed, stored.factor) != (target.bits, target.transposed, target.factor),
@@ -119,7 +119,7 @@ def _same_or_repeated(stored: ScaledCodebookLayout, target: ScaledCodebookLayout
 
 
 def _tile(grid: Grid, cols: int) -> tuple[int, int]:
-    """Return the rows and columns of a matrix that share a scale; 0 rows if the grid has no such blocks."""
+    """Return the number of rows and columns that share a scale; 0 rows if scales do not cover rectangular blocks."""
     match grid:
         case Tiles(tall, wide):
             return tall, wide
@@ -143,9 +143,9 @@ def _other_table(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCod
 def second_scale(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> Second | str:
     """Return the second scale for which values stay equal, or the reason why there is none.
 
-    If the target divides instead of multiplying, it is the reciprocal or a neighbouring f32 number: the nearest for
-    which the products of all values and all present bytes of scales stay equal, in f32 or at least in the tensor's
-    type.
+    If only one of the two layouts divides by the second scale, the result is the reciprocal or a neighbouring f32
+    number. It is the nearest number for which every product of a table value and a scale that occurs stays equal, in
+    f32 or at least in the tensor's type.
     """
     current = second_of(tensor, stored)
     if stored.second == target.second:

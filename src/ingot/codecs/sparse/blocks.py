@@ -1,6 +1,6 @@
 """``sparse_blocks``: structured pruning, a matrix without some blocks of its rows or columns.
 
-Another codec stores the remaining, smaller matrix; a mask says which blocks it has. Spec page:
+Another codec stores the remaining, smaller matrix, and a mask declares which blocks remain. Spec page:
 ``spec/sparse_blocks.md``.
 """
 
@@ -200,8 +200,8 @@ def read_columns(reader: RowReader, spans: Sequence[tuple[int, int]], cols: int,
             done += last - first
 
 
-# A bit of a mask may stand for any number of zeros. More than this is no pruning, and would let a few bytes claim a
-# matrix that takes days to process.
+# A bit of a mask may stand for any number of zeros. A larger factor is not plausible for pruning, and would let a few
+# bytes declare a matrix that takes days to process.
 _MAX_ELEMENTS_PER_BYTE = 1 << 16
 _SCRATCH = 1 << 18  # elements in the buffer of a reader of columns
 
@@ -251,7 +251,10 @@ def _check_mask(tensor: Tensor, part: Part, nbytes: int) -> None:
 
 
 def _blocks(tensor: Tensor, params: _Params) -> Blocks:
-    """Return the mask, after checking that it has no bits past the last block, and the declared number of channels."""
+    """Return the mask, after checking it.
+
+    The mask may have no bits past the last block, and must keep the declared number of channels.
+    """
     blocks = Blocks(tensor.shape[params.layout.axis], params.layout.block, bytes(tensor.parts[MASK].view()))
     if blocks.has_spare_bits:
         raise CodecError(f"{ID}.mask", "expected no bits past the last block, found some", where=tensor.name)

@@ -92,7 +92,11 @@ class BlocksEncoder(Encoder):
             self.inner.fit_pass(remaining)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows; a chunk without remaining rows has none, unless no chunk has any."""
+        """Return the parts of these rows.
+
+        A chunk without remaining rows has no inner parts. If no row of the tensor remains, the first chunk has the
+        inner parts of an empty matrix.
+        """
         remaining = self._remaining(rows, start)
         chunk = ChunkParts(mask=np.frombuffer(self.blocks.mask if start == 0 else b"", np.uint8))
         chunk.start = start
@@ -128,7 +132,10 @@ class BlocksEncoder(Encoder):
             done += last - first
 
     def _is_for_inner(self, remaining: Array, start: int) -> bool:
-        """Return whether the inner encoder encodes a chunk: it has remaining rows, or is the first and none has any."""
+        """Return whether the inner encoder encodes a chunk.
+
+        It does if the chunk has remaining rows, or if the chunk is the first one and no row of the tensor remains.
+        """
         return len(remaining) > 0 or (start == 0 and self._before(self.rows) == 0)
 
     def _before(self, row: int) -> int:

@@ -69,7 +69,7 @@ class CsrEncoder(SingleChunkEncoder):
 
 
 class CsrReader(Rows):
-    """A sequential reader of all three parts in step, so that only a chunk's share is in memory."""
+    """A sequential reader that advances in all three parts together, so that only a chunk's share is in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name = tensor.name

@@ -37,7 +37,7 @@ class MaskCodec(Codec):
         params_of(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the dense values, 0 if the mask has no bit.
+        """Return the dense values; an element whose mask bit is 0 has value 0.
 
         Stored values can be cast by the rules of codec ``dense``; codes decode to f32, f16 or bf16, and to f64.
         """

@@ -81,7 +81,7 @@ class Above(Keep):
 class Pattern(Keep):
     """A selection without the ``zeros`` smallest of every ``size`` consecutive elements of a row.
 
-    Ties drop the first.
+    If magnitudes are equal, the first elements are dropped.
     """
 
     def __init__(self, zeros: int, size: int) -> None:
@@ -97,10 +97,12 @@ class Pattern(Keep):
 
 
 class Largest(Keep):
-    """A selection without the smallest elements: all up to the magnitude for which their fraction is nearest ``share``.
+    """A selection that drops all elements up to a limit of magnitude.
 
-    Equal magnitudes are dropped together; if two limits are equally near, the lower one is taken. 16-bit types take one
-    pass; others take one over the high bits of magnitudes, and one over the low bits of those that decide.
+    The limit is the magnitude for which the fraction of dropped elements is nearest to ``share``. If two limits are
+    equally near, the lower one is taken. Equal magnitudes are dropped together. 16-bit types need one fit pass. Other
+    types need a pass over the high bits of all magnitudes, and a pass over the low bits of the magnitudes whose high
+    bits equal the limit's.
     """
 
     def __init__(self, share: float, size: int, dtype: str) -> None:
@@ -300,7 +302,10 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
 
 
 def _require_simple(name: str, inner: Encoder, within: Mapping[str, Any]) -> None:
-    """Raise an error for what selected elements alone cannot support: vectors, fit passes, other orders of bits."""
+    """Raise an error if the inner encoder uses vectors, fit passes or another bit order.
+
+    An encoder that receives only the selected elements cannot support these.
+    """
     if name == PaletteLayout.codec:
         axis = next((axis for axis, count in enumerate(inner.params["groups"]) if count > 1), 0)
         if inner.params["vector_size"] > 1 or axis or within.get("importance") is not None:

@@ -29,9 +29,9 @@ PACKINGS = (ROWS_LSB, FLAT_LSB)
 
 @dataclass(frozen=True, slots=True)
 class CodeLayout:
-    """The packing of the inner codec's dense codes: ``bits`` each, rows of ``cols`` that begin at a byte.
+    """The packing of the inner codec's dense codes: ``bits`` per code, in rows of ``cols`` codes that begin at a byte.
 
-    0: one stream.
+    If ``cols`` is 0, all codes are one stream.
     """
 
     bits: int
@@ -39,7 +39,7 @@ class CodeLayout:
     nbytes: int
 
     def bytes_of(self, count: int) -> int:
-        """Return the bytes of ``count`` codes, a whole number of rows if there are rows."""
+        """Return the number of bytes of ``count`` codes, a whole number of rows if there are rows."""
         rows, cols = (count // self.cols, self.cols) if self.cols else (1, count)
         return rows * -(-cols * self.bits // 8)
 
@@ -49,7 +49,8 @@ class MaskParams:
     """The checked attributes of a tensor.
 
     ``padding`` is the number of bits after the columns of every row of the mask. ``inner`` is the dense tensor without
-    the part of its codes, ``layout`` the packing of these. Both are None if the values themselves are stored.
+    the part of its codes, and ``layout`` is the packing of the codes. Both are None if the tensor stores values instead
+    of codes.
     """
 
     nnz: int

@@ -55,7 +55,7 @@ class AlignedBits:
         self._bits.finish()
 
     def _rows(self, count: int) -> Array:
-        """Return the bits of ``count`` full rows, one a byte."""
+        """Return the bits of the next ``count`` full rows, without padding, as one byte per bit."""
         width = self._cols + self._padding
         bits = np.unpackbits(self._bits.next(count * width), count=count * width, bitorder="little")
         rows = bits.reshape(count, width)
@@ -64,7 +64,7 @@ class AlignedBits:
         return columns
 
     def _start_row(self, count: int) -> Array:
-        """Return the next ``count`` bits of a row, one a byte; also skip its padding if they end the row."""
+        """Return the next ``count`` bits of a row, one bit per byte; if they end the row, also skip its padding."""
         bits: Array = np.unpackbits(self._bits.next(count), count=count, bitorder="little")
         self._column += count
         if self._column == self._cols:
@@ -80,9 +80,9 @@ class AlignedBits:
 
 
 class Mask:
-    """A sequential reader of the mask, which compares the number of its bits with the declared one.
+    """A sequential reader of the mask, which compares the number of set bits with the declared number.
 
-    Bits after the last element are refused (``sparse_mask.padding``), and another number of bits
+    Raises errors if bits after the last element are set (``sparse_mask.padding``), or if the numbers differ
     (``sparse_mask.popcount``).
     """
 
@@ -171,7 +171,7 @@ class DenseMaskReader(Rows):
 
 
 class CodeMaskReader(Rows):
-    """A sequential reader of a tensor that stores codes: the inner codec reads a dense tensor of them."""
+    """A sequential reader of a tensor that stores codes: the inner codec reads them as a dense tensor."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         assert params.layout is not None
@@ -203,9 +203,10 @@ class CodeMaskReader(Rows):
 
 
 class ScatteredCodes:
-    """A byte source with the codes of a dense tensor, computed as they are read: 0 if the mask has no bit.
+    """A byte source with the codes of a dense tensor, computed when they are read.
 
-    It must be read once, from beginning to end; skipped codes are not computed.
+    An element whose mask bit is 0 has code 0. The source must be read once, from beginning to end; skipped codes are
+    not computed.
     """
 
     mapped = False

@@ -211,7 +211,7 @@ class AstcCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AstcEncoder:
         """Return the encoder. Options: ``footprint`` (6x6), any of the 14 of ASTC; ``quality`` 0 to 100 (10).
 
-        The package is not needed yet; see ``AstcEncoder.ready``.
+        The package ``astc-encoder-py`` is only needed later; see ``AstcEncoder.ready``.
         """
         source = source_dtype(AstcLayout.codec, dtype, FLOATS)
         require_known(AstcLayout.codec, options, OPTIONS)

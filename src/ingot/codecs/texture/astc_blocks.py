@@ -66,17 +66,17 @@ class Blocks:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all blocks."""
+        """The number of bytes of all blocks."""
         return self.per_row * -(-self.rows // self.height) * BLOCK_BYTES
 
     @property
     def band_rows(self) -> int:
-        """Texel rows of a band: a multiple of the footprint's height."""
+        """The number of texel rows of a band, a multiple of the footprint's height."""
         return max(1, _TEXELS // max(1, self.height * self.cols)) * self.height
 
     @property
     def bands(self) -> int:
-        """The number of bands; none if there are no texels."""
+        """The number of bands; 0 if the image has no texels."""
         return -(-self.rows // self.band_rows) if self.cols else 0
 
     def band(self, index: int) -> tuple[slice, slice]:

@@ -1,4 +1,7 @@
-"""``trellis``: weights as windows of bit streams, times a scale per group (``spec/trellis.md``)."""
+"""``trellis``: a window of 12 bits of a bit stream selects each weight's value, times its group's scale.
+
+Definition: ``spec/trellis.md``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _STEP = 1 << 20  # elements per thread and call
 
 
 class TrellisCodec(Codec):
-    """Windows of 12 bits of streams of 2, 3 or 4 bits a weight, which choose among 4096 values, times scales."""
+    """Bit streams of 2, 3 or 4 bits per weight, in which windows of 12 bits select one of 4096 values, times scales.
+
+    A weight's window begins at the weight's first bit. Columns of a row share a scale in groups.
+    """
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False

@@ -117,13 +117,13 @@ class TrellisEncoder(Encoder):
             offset += size
 
     def _bands(self, rows: int) -> list[tuple[int, int]]:
-        """Return the bands of a chunk; a chunk begins with a band, or with a matrix if bands differ in height."""
+        """Return the bands of a chunk, which must begin with a band; if bands differ in height, with a matrix."""
         inner = rows if self.step == self._layout.band else self._inner
         return list(bands_of(rows, inner, self._layout.band))
 
 
 def encode_band(target: Array, layout: TrellisLayout) -> tuple[Array, Array]:
-    """Return windows (u16) and scales (f32 [groups, rows]) of a band that is given by columns, f32 [cols, rows]."""
+    """Return windows (u16) and scales (f32 [groups, rows]) of a transposed band, f32 [cols, rows]."""
     cols, rows = target.shape
     grouped = target.reshape(cols // layout.group, layout.group, rows)
     windows = np.zeros(target.shape, np.uint16)

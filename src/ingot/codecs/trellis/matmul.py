@@ -31,7 +31,7 @@ class TrellisMatrix(TileMatrix):
         CodecError
             The checks of ``TrellisCodec.check``, and ``trellis.padding``.
         UnsupportedError
-            ``matmul.layout``: no matrix.
+            ``matmul.layout``: the tensor is not a matrix.
         """
         if not stays_packed(tensor):
             raise UnsupportedError(
@@ -96,6 +96,6 @@ class TrellisMatrix(TileMatrix):
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
     """Return whether ``TrellisMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
 
-    Never if ``direct``, because a product with one row takes as long as decoding.
+    Return False if ``direct`` is set, because a product with one row takes as long as decoding.
     """
     return tensor.codec == TrellisLayout.codec and len(tensor.shape) == 2 and 0 not in tensor.shape and not direct

@@ -33,7 +33,7 @@ def values_of(bits: int) -> Array:
 def bands_of(rows: int, inner: int, band: int) -> Iterator[tuple[int, int]]:
     """Yield the first row of each band and the row after its last.
 
-    Each ``inner`` rows are a matrix with its own bands.
+    Each ``inner`` consecutive rows are a matrix with its own bands.
     """
     for first in range(0, rows, max(inner, 1)):
         for start in range(first, first + inner, band):

@@ -231,8 +231,9 @@ class LowRankCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> LowRankEncoder:
         """Return the encoder. Options, all with defaults:
 
-        ``rank`` the largest (64); ``error`` (none): the smallest rank is taken whose residual's norm is at most this
-        fraction of the tensor's; ``factors`` auto, f32, f16 or bf16 (auto: f16, or bf16 for small values).
+        ``rank``, the largest rank (64); ``error`` (none): the smallest rank is taken for which the residual's norm is
+        at most this fraction of the tensor's norm; ``factors`` auto, f32, f16 or bf16 (auto: f16, or bf16 for small
+        values).
         """
         source = source_dtype(ID, dtype, FACTORS)
         require_known(ID, options, OPTIONS)

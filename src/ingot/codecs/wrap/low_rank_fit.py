@@ -28,10 +28,12 @@ def factors(rows: Array, max_rank: int, error: float | None) -> tuple[Array, Arr
     max_rank : int
         The largest r.
     error : float or None
-        The smallest r is taken whose residual has at most this fraction of the Frobenius norm, if ``max_rank``
-        suffices; None for ``max_rank``, or the rank of the matrix if that is less.
+        If a number, the smallest r is taken for which the residual's Frobenius norm is at most this fraction of the
+        matrix's norm; if ``max_rank`` does not suffice, ``max_rank``. If None, r is ``max_rank``, or the rank of the
+        matrix if that is less.
 
-    The singular values are split evenly between both; in each pair of vectors, left's largest element is positive.
+    The square root of each singular value multiplies both factors. In each pair of vectors, the largest element of
+    left's vector is positive.
     """
     basis, values, right = _leading_vectors(rows, min(max_rank, *rows.shape))
     total = sum(
@@ -55,8 +57,9 @@ def factors(rows: Array, max_rank: int, error: float | None) -> tuple[Array, Arr
 def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, max_rank: int) -> Array:
     """Return upper bounds of the fraction of a matrix's squared norm that rank 0, 1, ... ``max_rank`` leaves.
 
-    The same iteration on the row space alone (algorithm 4.4 with one step): the matrix passes twice, in blocks of
-    rows, and is never in memory. The residual of the subspace is exact; a better subspace leaves no more.
+    The function uses the same iteration on the row space alone (algorithm 4.4 with one step). It reads the matrix
+    twice, in blocks of rows, and never holds it in memory. The results are the exact residuals of the subspace that it
+    finds; the best subspace leaves at most these.
 
     Parameters
     ----------

@@ -213,8 +213,9 @@ class OutlierEncoder(Encoder):
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the parts of these rows.
 
-        Raises ``CodecError``: ``with_outliers.overflow`` (the values' type cannot hold an outlier), and the errors of
-        the inner encoder, which receives the values that are not finite if a row has more than ``per_row`` of them.
+        Raises ``CodecError`` ``with_outliers.overflow`` if the values' type cannot hold an outlier. Raises the errors
+        of the inner encoder. If a row has more than ``per_row`` values that are not finite, the inner encoder receives
+        the others.
         """
         columns = self._columns(rows)
         outliers = np.take_along_axis(rows, columns, axis=1)

@@ -1,8 +1,9 @@
-"""Digests of chunks, which prove a range of a part like the part's digest proves all of it.
+"""Digests of a part's chunks, with which a reader can check a range of the part without reading the rest.
 
-A part of more than ``LARGE`` stored bytes gets a digest for each ``CHUNK`` bytes (the last chunk may be shorter), by
-the algorithm of the part's digest. A file declares them as ``{"size": bytes of a chunk, "digests": concatenated}``.
-Definition: ``spec/operations.md``, "Digests of chunks".
+A part of more than ``LARGE`` stored bytes gets a digest for each ``CHUNK`` bytes; the last chunk may be shorter. The
+algorithm is the algorithm of the part's digest. A file declares the digests as a map: ``size`` is the number of bytes
+of a chunk, and ``digests`` contains the digests of all chunks, concatenated. Definition: ``spec/operations.md``,
+"Digests of chunks".
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Buffer = checksums.Buffer
 
 @preload
 class DeclaredChunks(msgspec.Struct, frozen=True, gc=False):
-    """Digests of chunks as a file declares them: the bytes of a chunk, and the concatenated digests."""
+    """Digests of chunks as a file declares them: the number of bytes of a chunk, and the concatenated digests."""
 
     size: int
     digests: bytes

@@ -81,9 +81,9 @@ NO_ERROR = ErrorStats()
 
 
 def measure(reference: Array, other: Array) -> ErrorStats:
-    """Return the sums over two arrays with the same number of elements: f64, f32, f16 or bf16, C order.
+    """Return the error statistics of ``other`` against ``reference``; the result is deterministic.
 
-    The result is deterministic.
+    Both arrays have the same number of elements, in C order, of type f64, f32, f16 or bf16.
     """
     sums = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(other), float_name(other))
     return ErrorStats(*sums)

@@ -37,7 +37,7 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class KernelReport(Reportable):
-    """The packed kernel: the file, its bytes, its kernel format, and the reason for the format."""
+    """The packed kernel: the file, its size in bytes, its kernel format, and the reason for the format."""
 
     path: str
     tensor: str
@@ -222,7 +222,7 @@ def _begins_as_unit(store: Store, name: str) -> bool:
 def _unit(
     tensor: Tensor, bias: Tensor | None, lut: ActivationLut | None, chip: Chip, conditions: Conditions
 ) -> tuple[bytes, str, Decision]:
-    """Return the bytes of a unit, the name of its kernel format, and the decision of the chip."""
+    """Return the content of a unit, the name of its kernel format, and the decision of the chip."""
     name = tensor.name
     if len(tensor.shape) < 2:
         raise UsageError("expected a matrix or convolution, output channels first", rule="ane.layout", where=name)
@@ -244,9 +244,9 @@ def _unit(
 class UnitReport(Reportable):
     """The description of a kernel unit for ``ingot inspect``. Sizes are in bytes.
 
-    ``tiles`` are padded sizes of the weight tiles. ``word`` is the KernelCfg register. ``streams`` are the coefficient
-    streams that its sections need, with their registers (table 25.4). ``slots`` are the purposes of the ten words of -1
-    in a record, as B25 names them.
+    ``tiles`` are padded sizes of the weight tiles. ``word`` is the value of the KernelCfg register. ``streams`` are the
+    coefficient streams that the unit's sections need, with their registers (table 25.4). ``slots`` are the purposes of
+    the ten words of -1 in a record, as B25 names them.
     """
 
     path: str

@@ -41,10 +41,10 @@ class WeightPlan:
 
     ``use`` is ``kernel`` (a matrix or convolution), ``gather`` (an embedding, which is looked up and not multiplied),
     ``vector`` (norms and biases, which are stored with kernels) or ``other`` (no weight). Only kernels have the fields
-    after ``form``. ``moved`` are bytes per dispatch, ``tables`` bytes of codebooks. ``tables_fit`` says whether the
-    tables are within the chip's budget (None: the budget is not published). ``time`` has milliseconds. ``word`` is the
-    KernelCfg register of the moved weight, ``streams`` its additional coefficient streams. ``winograd`` is the reason
-    why a convolution does not use Winograd, or empty.
+    after ``form``. ``moved`` is the number of bytes per dispatch, ``tables`` the number of bytes of the codebooks.
+    ``tables_fit`` is whether the tables are within the chip's budget (None: the budget is not published). ``time`` is
+    in milliseconds. ``word`` is the value of the KernelCfg register for the moved weight, ``streams`` the additional
+    coefficient streams. ``winograd`` is the reason why a convolution does not use Winograd, or empty.
     """
 
     name: str
@@ -93,7 +93,7 @@ class ChipPlan:
 
     @property
     def totals(self) -> dict[str, int]:
-        """The bytes of all kernels: stored, moved, and as dense fp16."""
+        """The number of bytes of all kernels: stored, moved, and as dense fp16."""
         kernels = self.kernels
         return {
             "stored": sum(weight.stored for weight in kernels),
@@ -113,8 +113,11 @@ class ChipPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChipSum:
-    """A line on all kernels on a chip: numbers by outcome, bytes as stored, moved per pass and as dense fp16, and the
-    milliseconds of a pass, if a bandwidth is published."""
+    """The totals of all kernels on a chip.
+
+    They are the numbers of kernels by outcome, the numbers of bytes stored, moved per pass and as dense fp16, and the
+    milliseconds of a pass if a bandwidth is published.
+    """
 
     chip: str
     product: str

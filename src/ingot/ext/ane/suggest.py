@@ -56,7 +56,7 @@ UNCHANGED = "kept as stored"
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The choice for a weight: the candidate, its error (RMS over RMS), bytes moved per dispatch before and after."""
+    """The choice for a weight: the candidate, its relative RMS error, and bytes moved per dispatch before and after."""
 
     name: str
     way: str
@@ -197,7 +197,7 @@ def _candidate_form(
 
 
 def _nonzero_share(tensor: Tensor) -> float:
-    """Return the share of elements with a nonzero bit: a mask of unchanged zeros keeps -0."""
+    """Return the share of elements that have a nonzero bit; -0 counts, because a mask that drops zeros keeps -0."""
     sample = sample_of(tensor)
     bits = sample.view(f"u{sample.itemsize}")
     return float(np.count_nonzero(bits) / bits.size) if bits.size else 1.0

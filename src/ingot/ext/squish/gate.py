@@ -66,7 +66,10 @@ class PerplexityGate:
 
     @property
     def text(self) -> str:
-        """Identity of the measurement: digest of the text, number and size of windows, and their first tokens, if any.
+        """The identity of the measurement, as text.
+
+        It contains the digest of the evaluation text, and the number and size of its windows. If the tokenizer adds
+        tokens before each text, it also contains the ids of these tokens.
 
         Raises
         ------

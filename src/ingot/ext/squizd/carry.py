@@ -213,7 +213,10 @@ def _bitmap(spec: TensorSpec, layout: MaskLayout, rows: int, cols: int) -> Block
 
 
 def _check_lengths(spec: TensorSpec, block: Block) -> None:
-    """Raise an error if the parts of tensor and block differ, except for scales and the mask of a pruned tensor."""
+    """Raise an error if a part of the tensor and the block's part differ in role, type or number of bytes.
+
+    Scales, and the mask of a pruned tensor, are not compared.
+    """
     ignored = (*SCALE_ROLES, MASK) if spec.codec == BlocksLayout.codec else SCALE_ROLES
     counted = [part for part in spec.parts if part.role not in ignored]
     if [part.role for part in counted] != [block_part.role for block_part in block.parts]:

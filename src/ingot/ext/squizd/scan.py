@@ -327,7 +327,11 @@ def _layout(block: Block) -> Layout:
 
 
 def _grid(source: ByteSource, block: Block, first: Run, second: Run | None, location: str) -> Grid:
-    """Return the grid of scales, from the number of sub-block scales."""
+    """Return which elements share a scale: all elements of the matrix, or equal groups of columns in each row.
+
+    ``first`` contains the scale of the matrix. ``second``, if present, contains the scales of its sub-blocks; their
+    count determines the size of a group.
+    """
     rows, cols = block.shape
     if second is None:
         return PER_TENSOR

@@ -93,7 +93,7 @@ class Builder:
         shapes: Sequence[Shape],
         type: MilType = FP16,
     ) -> list[str]:
-        """Add an operation with several outputs; its name is that of the first output."""
+        """Add an operation with several outputs; the operation gets the name of the first output."""
         outputs = zip(names, (encode_type(type, shape) for shape in shapes), strict=True)
         self._operations.append(_operation(operation, list(outputs), {}, inputs))
         return list(names)

@@ -29,7 +29,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Numbers to write for an operation: those of a part, or ``constant`` numbers."""
+    """Numbers to write for an operation: the numbers of a part, or ``constant`` numbers."""
 
     key: str
     type: MilType
@@ -52,7 +52,7 @@ class Stored:
         return prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_stored(self, data: bytes, location: str) -> bytes:
-        """Return a part's bytes in the stored form; raises the errors of ``from_numbers``."""
+        """Return a part's content in the stored encoding; raises the errors of ``from_numbers``."""
         if self.spread is None:
             return data
         return from_numbers(data, self.dtype, self.spread, self.type, self.dims, location)
@@ -63,8 +63,8 @@ class PlannedOp:
     """An operation to be written; the last operation of a tensor has the outputs of the operation that it replaces.
 
     ``bound`` are inputs that refer to an output of an earlier operation: key, index of the operation, index of the
-    output. ``again`` are inputs that refer to the numbers of another key of an earlier operation. ``outputs`` are the
-    types and shapes of all operations but the last.
+    output. ``again`` are inputs that reuse the numbers of another input of an earlier operation: key, index of the
+    operation, key of the other input. ``outputs`` are types and shapes; the last operation of a tensor has none.
     """
 
     type: str
@@ -78,7 +78,7 @@ class PlannedOp:
 def plan_operations(spec: TensorSpec, *, ios18: bool) -> tuple[PlannedOp, ...]:
     """Return the operations for a tensor, in order.
 
-    Raises ``LeftError`` with the reason if there are none.
+    Raises ``LeftError`` with the reason if no operation can express the tensor.
     """
     plan = _MAKERS.get(spec.codec)
     if plan is None:
@@ -108,7 +108,7 @@ def _check_parts(spec: TensorSpec, planned: tuple[PlannedOp, ...]) -> None:
 
 
 def _float(spec: TensorSpec, role: str) -> MilType:
-    """Return the type of a part of floats, which must be the tensor's."""
+    """Return the type of a part of floats, which must equal the tensor's type."""
     dtype = _part_dtype(spec, role)
     if dtype not in FLOATS or dtype != spec.dtype:
         raise LeftError(
@@ -173,7 +173,7 @@ def _affine(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 
 
 def _scales(spec: TensorSpec, grid: _Affine) -> tuple[Stored, ...]:
-    """Return scales and, if there are any, zero points in the form of iOS 18."""
+    """Return the scales, and the zero points if the tensor has them, as operations of iOS 18 store them."""
     scales = Stored("scale", grid.scale, grid.grid, "scales", spec.dtype)
     zeros = grid.zeros
     if zeros is None and grid.point:
@@ -229,8 +229,11 @@ def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 def _codebook(
     spec: TensorSpec, groups: Shape, bits: int, vector: int
 ) -> tuple[tuple[PlannedOp, ...], tuple[Stored, ...], tuple[tuple[str, int, int], ...]]:
-    """Return the operation that scales palettes, if they are scaled; the palettes' numbers; and the input bound to
-    it."""
+    """Return what an operation needs for its palettes.
+
+    It is, in this order: the operation that scales the palettes, if they have scales; the palettes' numbers; and the
+    input that is bound to the scaling operation.
+    """
     dims = (*groups, 1 << bits, vector)
     if not _has(spec, "codebook_scales"):
         return (), (Stored("lut", _float(spec, "codebook"), dims, "codebook", spec.dtype),), ()

@@ -261,7 +261,10 @@ def sparse_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
 
 
 def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> ConstantTensor:
-    """Return a tensor whose kept values are palette indices, or codes with scales, of the dense shape."""
+    """Return a pruned tensor whose nonzero values are palette indices, or affine codes with scales.
+
+    ``inner`` decodes the nonzero values, and ``operation`` then places them in the dense shape.
+    """
     if inner.type == "constexpr_lut_to_sparse":
         mask = graph.slot(inner, "indices_mask", "u8")
         nonzeros = graph.slot(inner, "indices_nonzero_data", "u8")

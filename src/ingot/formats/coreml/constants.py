@@ -93,8 +93,10 @@ def _read_function(result: Constants, program: Program, function: str, weights: 
 
 
 def _read_constant(result: Constants, graph: Graph, operation: Operation, prefix: str, *, feeds: bool) -> None:
-    """Add the tensor of an operation, or the reason why it is none. Operations that only feed others are only
-    checked."""
+    """Add the tensor of an operation, or the reason why the operation is not a tensor.
+
+    An operation that only feeds other constants is checked, but not added.
+    """
     if feeds and operation.type == "const":
         return
     try:

@@ -44,7 +44,7 @@ def expression_of(graph: Graph, operation: Operation, index: int = 0, depth: int
 
 
 def _build(graph: Graph, operation: Operation, depth: int) -> tuple[Expression, ...] | LeftError:
-    """Return the outputs of an operation, or the reason why there are none."""
+    """Return the outputs of an operation, or the reason why they cannot be computed."""
     build = _BUILDERS.get(operation.type)
     if build is None:
         return LeftError(f"Ingot does not support {operation.type}")

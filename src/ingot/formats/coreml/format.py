@@ -46,7 +46,7 @@ class CoremlFormat(Format):
         self._sites = {} if template is None else {site.name: site for site in template.sites}
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Return whether the name is that of the manifest."""
+        """Return whether ``name`` is the manifest's name."""
         return name == MANIFEST
 
     def entry(self, names: Sequence[str]) -> str | None:
@@ -114,7 +114,7 @@ class CoremlFormat(Format):
         return MANIFEST
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files."""
+        """Return the exact number of bytes of all files."""
         return package_size(artifact)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> CoremlWriter:

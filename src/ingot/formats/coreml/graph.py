@@ -26,8 +26,8 @@ MAX_FEEDERS = 64
 class Graph:
     """The operations of one function, for resolving how constants feed each other.
 
-    ``expressions`` caches by operation the computed outputs that ``expression_of`` returned, or the reason why there
-    are none.
+    ``expressions`` caches by operation the computed outputs, or the reason why they cannot be computed; see
+    ``expression_of``.
     """
 
     def __init__(self, program: Program, function: str, weights: Weights) -> None:
@@ -46,10 +46,10 @@ class Graph:
             self._operations[id(operation.block), output.name] = (operation, index)
 
     def _find(self, operation: Operation, name: str) -> tuple[Operation, int] | None:
-        """Return the earlier operation that defines a name, in the operation's block or an outer block; None if none
-        does.
+        """Return the earlier operation that defines a name, in the operation's block or an outer block.
 
-        Raises ``FormatError`` ``coreml.reference``: a later operation defines it, or nothing does.
+        Return None if something else, such as an input of the model, defines the name. Raises ``FormatError``
+        ``coreml.reference`` if only a later operation or nothing defines the name.
         """
         later = False
         block: Node | None = operation.block

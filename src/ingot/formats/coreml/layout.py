@@ -30,13 +30,14 @@ Key = tuple[int, str]
 
 @dataclass(slots=True)
 class Entry:
-    """An array of a tensor to be stored; ``key`` is the index of the operation (-1: an unchanged one) and the
-    parameter.
+    """An array of a tensor to be stored.
 
-    ``values`` are the references to it in an unchanged operation. ``offset`` is that of its metadata, None if it is in
-    the program; then ``data`` are its bytes. ``copied`` is a blob of an unchanged operation that is no part. ``share``
-    identifies arrays that were the same blob, and may be again. ``reused`` is true if it has the offset of one of
-    these. ``fixed`` is a part that is not written: its numbers stay unchanged.
+    ``key`` is the index of the operation (-1 for an unchanged operation) and the key of the parameter. ``values`` are
+    the references to the array in an unchanged operation. ``offset`` is the offset of the array's metadata. It is None
+    if the array is in the program; then ``data`` is the array's content. ``copied`` is a blob that belongs to an
+    unchanged operation but is not a part. ``share`` identifies arrays that were the same blob and may share a blob
+    again; ``reused`` is true if this array has the offset of another array of the same blob. ``fixed`` is set for a
+    part that is not written, because its numbers stay unchanged.
     """
 
     key: Key
@@ -58,7 +59,7 @@ class Entry:
 
 @dataclass(slots=True)
 class TensorPlan:
-    """The plan for writing a tensor: its operations unchanged (``operations`` is empty) or new ones."""
+    """The plan for writing a tensor: new operations, or unchanged operations if ``operations`` is empty."""
 
     site: Site
     spec: TensorSpec
@@ -67,7 +68,7 @@ class TensorPlan:
     entries: list[Entry]
 
     def entry(self, role: str) -> Entry:
-        """Return the entry of a part; KeyError if there is none."""
+        """Return the entry of a part; raises ``KeyError`` if the plan has no such entry."""
         for entry in self.entries:
             if entry.stored.role == role and not entry.copied:
                 return entry
@@ -120,7 +121,7 @@ def why_unsupported(template: Template, site: Site | None, spec: TensorSpec) -> 
 
 
 def _opset_reason(opset: int, spec: TensorSpec) -> str | None:
-    """Return why an opset has no operations for a tensor; None if it has."""
+    """Return why an opset has no operations for a tensor; None if it has suitable operations."""
     if opset < IOS16 and spec.codec != DenseLayout.codec:
         return f"opset CoreML{opset} has no compressed constants; convert the model for iOS 16 or later"
     try:
@@ -170,7 +171,7 @@ class Layout:
         self._waiting = self._left_of(specs)
 
     def _unused(self, specs: Sequence[TensorSpec]) -> list[Operation]:
-        """Return the operations that replaced tensors share and that nothing uses any more."""
+        """Return the operations that only replaced tensors used, and that are therefore unused now."""
         replaced = [site for spec in specs if not is_kept(site := self.sites[spec.name], spec)]
         changed = {id(site) for site in replaced}
         stays = {id(site.last) for site in self.sites.values()}
@@ -286,7 +287,7 @@ class Layout:
         self.remember(plan)
 
     def part(self, plan: TensorPlan, entry: Entry) -> None:
-        """Assign a separate offset to an array whose bytes turned out to differ from those of the shared blob."""
+        """Assign a separate offset to an array whose content differs from the content of the shared blob."""
         entry.offset = self.files[plan.file].take(entry.nbytes)
         entry.reused = False
 

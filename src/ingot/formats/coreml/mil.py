@@ -1,4 +1,4 @@
-"""The program of a model: functions, blocks and operations, as far as constants are concerned.
+"""The program of a model: functions, blocks and operations, reduced to what concerns constants.
 
 Source: ``Model.proto`` and ``MIL.proto`` of coremltools. A program is a list of operations per block. An operation has
 a type, named inputs (values, or names of earlier outputs), named outputs and attributes.
@@ -46,11 +46,11 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """An operation.
+    """An operation of a MIL program.
 
-    ``inputs`` and ``attributes`` map keys to a value, the name of an earlier output, or None for anything else (a
-    list). ``fields`` are the message's fields with the key of each input and attribute. ``block`` is the message of the
-    block that contains it.
+    ``inputs`` and ``attributes`` map each key to a constant value, to the name of an earlier output, or to None for
+    anything else (a list). ``node`` is the operation's message. ``fields`` are the message's fields for inputs and
+    attributes, each with its key. ``block`` is the message of the block that contains the operation.
     """
 
     type: str
@@ -84,9 +84,9 @@ class Operation:
 class Program:
     """The parts of a model that concern constants.
 
-    ``operations`` are those of every block in order. ``uses`` counts by function how often a name is used; ``defined``
-    are all names that are defined. ``active`` are the operations of the specialization that a function runs. ``stray``
-    are values outside of operations.
+    ``operations`` are the operations of every block in order. ``uses`` is, by function, the number of uses of each
+    name, and ``defined`` the set of defined names. ``active`` are, by function, the operations of the specialization
+    that the function runs. ``stray`` are values outside of operations.
     """
 
     root: Node
@@ -158,7 +158,7 @@ def _function(program: Program, name: str, node: Node | None) -> None:
 
 
 def _block(program: Program, node: Node, function: str, visible: set[str]) -> None:
-    """Read a block; ``visible`` are the names that it may use."""
+    """Read a block; ``visible`` are the names that the block's operations may use."""
     fields = node.select((), (1, 2, OPERATIONS))
     visible |= {text for item in fields[1] if (text := _name_of(node.child(item)))}
     _stray(program, node, 4)

@@ -22,7 +22,7 @@ _BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 
 
 class LeftError(Exception):
-    """The reason why operations are no tensor; readers list it. Internal to this package."""
+    """The reason why operations do not represent a tensor; readers list the reason. Internal to this package."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,8 +111,8 @@ class Slot:
     Parameters
     ----------
     values : tuple of Value
-        All references to them in the program: more than one only for a mask that is bound twice, none for computed
-        numbers.
+        All references to the numbers in the program: empty for computed numbers, more than one only for a mask that is
+        bound twice.
     type, dims : MilType, tuple of int
         Type and shape that the program declares.
     dtype : str
@@ -149,7 +149,7 @@ class Slot:
         return self.type.nbytes(self.count) if self.spread is None else prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_part(self, data: bytes) -> bytes:
-        """Return the bytes of the part for stored bytes."""
+        """Return the part's content for ``data``, the content stored in the program or weight file."""
         if self.spread is None:
             return data
         numbers = to_numbers(data, self.type, self.count, self.dtype).reshape(self.dims)
@@ -160,8 +160,9 @@ class Slot:
 class Site:
     """A tensor and the operations that compute it.
 
-    ``operations`` end with the operation whose output it is; the operations before it feed nothing else. ``shared`` are
-    operations that also feed something else. ``feeds`` is true if other tensors are computed from this tensor.
+    The tensor is the output of the last of ``operations``; the other operations feed nothing else. ``shared`` are
+    operations that feed the tensor and something else. ``feeds`` is true if other tensors are computed from this
+    tensor.
     """
 
     name: str
@@ -179,7 +180,7 @@ class Site:
 
     @property
     def inline(self) -> bool:
-        """Whether the numbers are in the program itself, not in a weight file."""
+        """Whether the tensor's numbers are in the program itself, not in a weight file."""
         return self.first_offset == ("", 0)
 
     @property
@@ -189,13 +190,16 @@ class Site:
         return min(((value.blob.file, value.blob.offset) for value in values if value.blob), default=("", 0))
 
     def is_fixed(self, slot: Slot) -> bool:
-        """Return whether a slot's numbers must stay unchanged: they are computed, or other constants use them too."""
+        """Return whether a slot's numbers must stay unchanged.
+
+        This is so if the numbers are computed, or if other constants also use them.
+        """
         values = {id(value) for operation in self.shared for value in operation.values}
         return slot.computed is not None or any(id(value) in values for value in slot.values)
 
     @property
     def shares(self) -> tuple[tuple[str, str, int], ...]:
-        """Roles and offsets of its blobs: constants with equal values of this property are stored once."""
+        """Roles, files and offsets of the tensor's blobs; constants for which these are equal are stored once."""
         shared = []
         for role, slot in self.slots.items():
             blob = slot.values[0].blob if slot.values else None

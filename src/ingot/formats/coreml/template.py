@@ -80,7 +80,7 @@ class Template(Mapping[str, Part]):
         return BlobFile(self._files[path].source)
 
     def _check_left(self, value: Value) -> None:
-        """Check the location of numbers of any type, whether they belong to a tensor or not."""
+        """Check the location of numbers of any type, even of numbers that belong to no tensor."""
         if value.blob is None:
             return
         if value.type is not None and value.dims is not None:

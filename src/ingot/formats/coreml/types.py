@@ -22,7 +22,7 @@ class MilType:
     signed: bool = False
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of ``count`` elements."""
+        """Return the number of bytes of ``count`` elements."""
         return (count * self.bits + 7) // 8
 
     @property

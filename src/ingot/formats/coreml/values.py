@@ -60,7 +60,7 @@ class Value:
     def shaped(self) -> tuple[MilType, tuple[int, ...]]:
         """Return element type and shape.
 
-        Raises ``FormatError`` ``coreml.value`` if the value is no tensor of numbers with a known shape.
+        Raises ``FormatError`` ``coreml.value`` if the value is not a tensor of numbers with a known shape.
         """
         if self.type is None or self.dims is None:
             raise _refuse(self.location, "numbers of a known shape", f"data type {self.code}")
@@ -110,7 +110,7 @@ def parse_value(node: Node) -> Value:
 
 
 def parse_type(node: Node) -> tuple[int, tuple[int, ...] | None]:
-    """Return the number of the element type of a ValueType (0 if it is no tensor), and its shape if it is known."""
+    """Return the element type's number of a ValueType (0 if it is not a tensor), and the shape if it is known."""
     tensor = node.select((_TENSOR_TYPE,))[_TENSOR_TYPE]
     if not tensor:
         return 0, None

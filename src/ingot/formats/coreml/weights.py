@@ -1,4 +1,4 @@
-"""The weight files of a package, and numbers as they are stored in them."""
+"""The weight files of a package, and the encoding of numbers in these files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 class Weights:
-    """The weight files of a package, opened when they are first referred to."""
+    """The weight files of a package; each is opened at its first use."""
 
     def __init__(self, open_file: Callable[[str, str], BlobFile]) -> None:
         self._open = open_file
@@ -73,7 +73,7 @@ def to_numbers(data: bytes, type: MilType, count: int, dtype: str) -> Array:
 
 
 def as_file(array: Array) -> bytes:
-    """Return an array's bytes in file order."""
+    """Return an array's content in the byte order of files."""
     return bytes(memory_part(array, dtype_of(array.dtype).name).view())
 
 

@@ -47,7 +47,7 @@ _DROPPED_ATTRIBUTES |= {"source_val", "output_dtype"}
 
 
 def patch_model(layout: Layout, plans: Sequence[TensorPlan]) -> bytes:
-    """Return the model's bytes for tensors whose offsets are assigned."""
+    """Return the content of ``model.mlmodel`` for tensors whose offsets are assigned."""
     program = layout.template.program
     edits = Edits(program.root)
     names = {function: set(defined) for function, defined in program.defined.items()}
@@ -181,7 +181,7 @@ def template_of(attachments: Attachments) -> Template:
 
 
 def package_size(artifact: Artifact) -> int:
-    """Return the bytes of all files of a package, from the specs alone."""
+    """Return the number of bytes of all files of a package, from the specs alone."""
     specs = artifact.tensors
     template = template_of(artifact.attachments)
     layout = Layout(template, specs)

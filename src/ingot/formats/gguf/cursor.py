@@ -54,7 +54,7 @@ class Cursor:
         self.order, self._length = ">", Struct(">Q")
 
     def consumed(self) -> bytes:
-        """Return the bytes that were read so far."""
+        """Return the content of the file up to the cursor's position."""
         with memoryview(self._data) as data:
             return bytes(data[: self.position])
 

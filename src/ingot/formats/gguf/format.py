@@ -64,7 +64,7 @@ class GgufFormat(Format):
         return to_gguf_metadata(values)
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files, padding included."""
+        """Return the exact number of bytes of all files, padding included."""
         return sum(file.size for file, _ in files_of(self.file_name("model"), artifact, options))
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> GgufWriter:

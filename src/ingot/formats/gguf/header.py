@@ -80,9 +80,10 @@ def describe_types(
 ) -> dict[str, Any]:
     """Return metadata (from ``to_gguf_metadata``) with the keys that describe the types of these tensors.
 
-    If there are blocks and ``general.quantization_version`` is missing, it is added. ``general.file_type`` becomes the
-    type with the most bytes. An existing ``general.file_type`` stays if one of these tensors has its main type: it then
-    names a mixture. If ``requested`` is set, it is the type of the file.
+    If some tensor has blocks and ``general.quantization_version`` is missing, this key is added. An existing
+    ``general.file_type`` stays if one of the tensors has its main type, because it then names a mixture. Otherwise
+    ``general.file_type`` becomes the type that takes the most bytes.
+    If ``requested`` is set, it is the type of the file.
     """
     sizes: Counter[str] = Counter()
     for spec in specs:
@@ -125,8 +126,8 @@ class Entry:
 class Infos:
     """Valid tensor infos, the alignment of the tensors, and the start and end of their data.
 
-    ``sizes`` has for each tensor a row of ``MAX_RANK`` sizes, the fastest first; only the first ``ranks`` of them
-    count.
+    ``sizes`` contains a row of ``MAX_RANK`` sizes per tensor, the fastest dimension first. Only the first ``ranks[i]``
+    sizes of row i are valid.
     """
 
     rows: dict[str, int]
@@ -150,7 +151,7 @@ class Infos:
 
 
 def read_infos(cursor: Cursor, count: int, alignments: Sequence[int]) -> Infos | None:
-    """Read the infos of ``count`` tensors; their alignment is the first of ``alignments`` that fits.
+    """Read the infos of ``count`` tensors; the tensors' alignment is the first of ``alignments`` that fits.
 
     Return None if a rule may be broken. The cursor then does not move, and the caller runs the checks that name the
     rule.
@@ -202,7 +203,7 @@ def _rows(names: Sequence[str]) -> dict[str, int] | None:
 
 
 def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
-    """Return the bytes of each tensor; None if a rule is broken or an overflow is possible."""
+    """Return the number of bytes of each tensor; None if a rule is broken or an overflow is possible."""
     if (
         (types >= len(_BLOCKS)).any()
         or (sizes > _MAX_EXACT).any()
@@ -219,7 +220,10 @@ def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
 
 
 def _end(nbytes: Array, offsets: Array, alignment: int, room: int) -> int | None:
-    """Return the end of the last tensor; None unless the tensors follow each other, padded to the alignment."""
+    """Return the end of the last tensor.
+
+    Return None if the tensors are not stored one after the other, each padded to the alignment, or exceed ``room``.
+    """
     if not nbytes.size:
         return 0
     if nbytes.sum(dtype=np.float64) > room:  # so that the sums below fit in 63 bits
@@ -241,9 +245,9 @@ class Header:
     """A checked header.
 
     ``types`` are the types of the metadata by key, ``array:T`` for arrays. The data begin at ``start``, and the last
-    tensor ends at ``end``. ``raw`` are the bytes of the header. ``alignment_applies`` is false if the tensors have
-    another alignment than the metadata state. ``raw_strings`` are the bytes of strings that are not UTF-8, by key and
-    index in an array (0 for a single string).
+    tensor ends at ``end``. ``raw`` is the content of the header. ``alignment_applies`` is false if the tensors have
+    another alignment than the metadata declare. ``raw_strings`` contains the strings that are not UTF-8, as bytes, by
+    key and by index in the key's array (0 for a single string).
     """
 
     version: int
@@ -342,7 +346,7 @@ def _type(cursor: Cursor, location: str) -> str:
 
 
 def _value(cursor: Cursor, location: str) -> tuple[str, Any, dict[int, bytes]]:
-    """Return the type of a value, the value, and the bytes of its strings that are not UTF-8 by index.
+    """Return the type of a value, the value, and its strings that are not UTF-8, as bytes by index.
 
     The value is text, a number, a bool, or a list of these.
     """
@@ -369,7 +373,7 @@ def _value(cursor: Cursor, location: str) -> tuple[str, Any, dict[int, bytes]]:
 
 
 def _strings(cursor: Cursor, count: int, location: str) -> tuple[list[str], dict[int, bytes]]:
-    """Return the next strings, and by index the bytes of strings that are not UTF-8."""
+    """Return the next strings, and those that are not UTF-8 as bytes by index."""
     texts: list[str] = []
     raw: dict[int, bytes] = {}
     for index in range(count):
@@ -426,10 +430,10 @@ def _entry(cursor: Cursor, name: str) -> tuple[str, Entry]:
 
 
 def _data_range(entries: Mapping[str, Entry], alignment: int, cursor: Cursor, name: str) -> tuple[int, int, bool]:
-    """Return where the data begin and end, and whether tensors have the alignment that the metadata state.
+    """Return where the data begin and end, and whether tensors have the alignment that the metadata declare.
 
-    ``llama-quantize`` keeps the key of another alignment but pads to 32. So 32 is tried if the declared alignment does
-    not fit.
+    ``llama-quantize`` copies the key of another alignment, but pads to 32. So 32 is tried if the declared alignment
+    does not fit.
     """
     try:
         return (*_check_offsets(entries, alignment, cursor.position, cursor.size, name), True)

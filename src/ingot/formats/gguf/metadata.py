@@ -43,16 +43,16 @@ _RANGES = {name: (int(np.iinfo(NUMPY[name]).min), int(np.iinfo(NUMPY[name]).max)
 def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's metadata in the form of a GGUF file, with the types of all values under ``ingot.gguf``.
 
-    A value keeps the type that ``ingot.gguf`` states if it fits. For other values the type is inferred: integers become
-    u32 or the next type that contains them, other numbers f32 if that is exact, else f64. A value that is no number,
-    text, bool or list of these becomes JSON text. If ``ingot.gguf`` states another type for text, the text is parsed as
-    JSON, because other containers store only text.
+    A value keeps the type that ``ingot.gguf`` declares if the value fits this type. For other values the type is
+    inferred: integers become u32 or the next larger type that can hold the value; other numbers become f32 if f32 is
+    exact, else f64. A value that is not a number, text, a bool or a list of these becomes JSON text. If ``ingot.gguf``
+    declares another type for text, the text is parsed as JSON, because other containers store only text.
 
     Raises
     ------
     UnsupportedError
-        ``gguf.metadata``: an empty key or a key with NUL, text that cannot be encoded in UTF-8, an alignment that is no
-        power of two up to ``MAX_ALIGNMENT``.
+        ``gguf.metadata``: an empty key or a key with NUL, text that cannot be encoded in UTF-8, or an alignment that is
+        not a power of two up to ``MAX_ALIGNMENT``.
     """
     about = _about(values)
     declared_types = _mapping(about.get("types"))
@@ -74,7 +74,10 @@ def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(version: int, *, big_endian: bool, types: Mapping[str, str], raw: RawStrings) -> dict[str, Any]:
-    """Return the value of ``ingot.gguf``; ``raw`` are the bytes of strings that are not UTF-8, by key and index."""
+    """Return the value of the key ``ingot.gguf``.
+
+    ``raw`` contains the strings that are not UTF-8, as bytes, by key and by index in the key's array.
+    """
     about = {"version": version, "big_endian": big_endian, "types": types}
     texts = {
         key: {str(index): b64encode(data).decode() for index, data in strings.items()} for key, strings in raw.items()
@@ -92,7 +95,7 @@ def with_values(metadata: Mapping[str, Any], added: Mapping[str, tuple[str, Any]
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Return the number of pairs and their bytes, for metadata from ``to_gguf_metadata``."""
+    """Return the number of pairs and the encoded pairs, for metadata from ``to_gguf_metadata``."""
     types, raw = metadata[ABOUT]["types"], _raw_strings(metadata[ABOUT].get(RAW, {}), metadata)
     pairs = [
         _string(key.encode()) + _value(types[key], value, raw.get(key, {}))
@@ -117,7 +120,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _raw_strings(stored: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, dict[int, bytes]]:
-    """Return the bytes of strings that ``ingot.gguf`` stores, as far as they still decode to the text in ``values``."""
+    """Return the strings that ``ingot.gguf`` stores as bytes, if they still decode to the text in ``values``."""
     raw: dict[str, dict[int, bytes]] = {}
     for key, strings in stored.items():
         texts = _as_list(values.get(key, []))

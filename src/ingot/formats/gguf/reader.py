@@ -223,7 +223,7 @@ def _notes(file: File) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(file: File) -> Iterator[tuple[str, str]]:
-    """Report bytes after the last tensor that exceed its padding."""
+    """Report bytes after the padding of the last tensor."""
     trailing = file.source.size - file.header.end
     if file.header.entries and trailing >= file.header.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT):
         yield "gguf.trailing", f"{trailing} bytes follow the last tensor in {file.name}"

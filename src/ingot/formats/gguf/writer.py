@@ -68,7 +68,7 @@ class File:
         return -(-position // self.alignment) * self.alignment
 
     def write(self, target: Target, offset: int, data: Buffer) -> None:
-        """Write at an offset of the file, which is created at the first call."""
+        """Write ``data`` at an offset of the file; the first call creates the file."""
         if self._sink is None:
             self._sink = target.create(self.name)
         self._sink.write_at(offset, data)
@@ -121,7 +121,7 @@ def files_of(name: str, artifact: Artifact, options: WriteOptions) -> list[tuple
 
 
 def _split(specs: Sequence[TensorSpec], max_bytes: int | None) -> list[list[TensorSpec]]:
-    """Cut tensors, in order, into files of at most ``max_bytes`` each, or of a single larger tensor."""
+    """Cut tensors, in order, into files of at most ``max_bytes`` each; a larger tensor gets its own file."""
     if max_bytes is not None and max_bytes < 1:
         raise UsageError(f"expected files of at least one byte, found {max_bytes}", rule="gguf.split")
     members: list[list[TensorSpec]] = [[]]

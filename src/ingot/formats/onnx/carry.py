@@ -20,10 +20,11 @@ _PACKED_BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan for writing a tensor: unchanged (``storage`` is None), or with other constants and operators.
+    """The plan for writing a tensor.
 
-    ``transposed`` states that its rows are outputs, which ``MatMulNBits`` needs. ``local`` is the name in its graph of
-    its values, or of the codes that this operator takes.
+    If ``storage`` is None, the tensor's constants and operators stay unchanged; otherwise others replace them.
+    ``transposed`` is true if the tensor's rows are outputs, which ``MatMulNBits`` needs. ``local`` is the name, within
+    the graph, of the tensor's values, or of the codes that are an input of ``MatMulNBits``.
     """
 
     site: Site
@@ -37,8 +38,8 @@ class Planned:
 class Named:
     """A tensor that a model can contain: its location, and whether it has the orientation of ``MatMulNBits``.
 
-    ``local`` is its name in its graph. ``others`` are the names for the opposite orientation to the graph's present
-    one.
+    ``local`` is the tensor's name within its graph. ``others`` are the tensor's names if the graph's orientation is
+    reversed.
     """
 
     site: Site

@@ -78,13 +78,19 @@ class OrientationFinder:
         return EITHER if table or added or (operator.key in _KERNELS and index == 1) else None
 
     def _meets_values(self, operator: Operator, index: int) -> bool:
-        """Return whether another operand depends on inputs; if not, the result is also a matrix of weights."""
+        """Return whether another operand depends on the model's inputs.
+
+        If no operand does, the result is computed from weights alone.
+        """
         names = (name for other_index, name in enumerate(operator.inputs) if other_index != index)
         return any((id(operator.graph.owner(name)), name) in self._values for name in names)
 
     @cached_property
     def _values(self) -> set[tuple[int, str]]:
-        """Names, with their graphs, that depend on inputs; operators follow the operators that compute their inputs."""
+        """The names, with their graphs, of values that depend on the model's inputs.
+
+        One pass suffices, because operators follow the operators that compute their inputs.
+        """
         values: set[tuple[int, str]] = set()
         for graph in self._model.graphs:  # inner graphs follow the graph that contains them
             values |= {(id(graph), name) for name in graph.fixed - graph.constants.keys()}

@@ -78,7 +78,7 @@ class OnnxFormat(BySuffix):
         return False
 
     def local_name(self, name: str) -> str:
-        """Return the name of a tensor in its graph: without the path of a graph within the model's."""
+        """Return a tensor's name within its graph, which lacks the path of an inner graph."""
         return self._named[name].local if name in self._named else name
 
     def declared_dtype(self, name: str) -> str | None:
@@ -104,8 +104,10 @@ class OnnxFormat(BySuffix):
         return INPUTS if named.others else self._orientations.find(named.site.graph, named.local, len(named.site.shape))
 
     def is_own(self, name: str) -> bool:
-        """Return whether a name only occurs in graphs: exporters' names of computed values, quantizers' names of
-        codes."""
+        """Return whether a name occurs only in graphs.
+
+        These are exporters' names of computed values, and quantizers' names of codes.
+        """
         local = self.local_name(name)
         return _EXPORTED.match(local) is not None or original_name(local) != local
 
@@ -122,7 +124,7 @@ class OnnxFormat(BySuffix):
         return {}
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files."""
+        """Return the exact number of bytes of all files."""
         return model_size(self.file_name("model"), artifact, options)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> OnnxWriter:

@@ -155,7 +155,7 @@ class Graph:
     parent : Graph or None
         The graph that contains it, whose names it may use.
     stays : str
-        Why its constants are never changed; empty if they may be.
+        Why the graph's constants are never changed; empty if they may be changed.
     constants : mapping of str to Constant
         By name, in the file's order, including the values of operators ``Constant``, which ``makers`` lists.
     attribute_constants : mapping of str to Constant
@@ -197,7 +197,7 @@ class Model:
     """The contents of a model.
 
     ``graphs`` begin with the graph of the model; inner graphs follow the graph that contains them. ``names`` are all
-    names that any graph uses. ``unread`` are constants that are no tensors, by name, with the reason.
+    names that any graph uses. ``unread`` maps the names of constants that are not read as tensors to the reason.
     """
 
     root: Node
@@ -418,7 +418,7 @@ _VALUE_FIELDS = {
 def _add_attribute_constants(model: Model, graph: Graph, attribute: Node, name: str, key: tuple[str, str]) -> None:
     """Add the tensors in an attribute of an operator other than ``Constant``.
 
-    Lists of floats are weights in operators of other domains (``LinearClassifier``), but settings in those of ONNX.
+    Lists of floats are weights in operators of other domains (``LinearClassifier``), but settings in ONNX's operators.
     """
     fields = attribute.select((), _NUMBERS)
     tensors = fields[TENSOR] + fields[_TENSORS]
@@ -467,7 +467,7 @@ def _tensor_name(message: Node) -> str:
 
 
 def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = None) -> None:
-    """Add a SparseTensorProto; without a given name, it has the name of its values."""
+    """Add a SparseTensorProto; if ``name`` is not set, it gets the name of its values."""
     fields = message.select((_VALUES, _INDICES), (_SPARSE_DIMS,))
     if not fields[_VALUES] or not fields[_INDICES]:
         raise FormatError("onnx.data", "expected values and indices of a sparse constant", where=message.location)

@@ -58,11 +58,13 @@ _BIAS = 5
 
 @dataclass(slots=True)
 class Entry:
-    """A constant to be written: ``existing`` for an unchanged constant, ``new`` for a new one, ``name`` in the graph.
+    """A constant to be written.
 
-    ``external`` is its location in a separate file, ``offset`` its offset in the model. Both are None if it stays in
-    the field of its type, unchanged. If ``computed`` is true, it is no constant: the model computes it, and the writer
-    only compares values. ``first`` is the entry of another tensor with the same constant, which is written once.
+    ``name`` is the constant's name in the graph. ``existing`` is set for an unchanged constant, ``new`` for a new one.
+    ``external`` is the constant's location in a separate file, and ``offset`` its offset in the model file. Both are
+    None if the constant stays unchanged in the field of its type. If ``computed`` is true, the model computes the
+    values, and the writer only compares them. ``first`` is the entry of another tensor with the same constant, which is
+    written only once.
     """
 
     name: str
@@ -193,7 +195,7 @@ class Layout:
                 entry.external, entry.offset = entry.first.external, entry.first.offset
 
     def _assign_external(self, external_entries: Sequence[Entry]) -> None:
-        """Assign offsets in separate files to constants: their previous offsets if all of them are unchanged."""
+        """Assign offsets in separate files to constants: the previous offsets if every constant is unchanged."""
         previous = [
             entry.existing.external
             for entry in external_entries
@@ -273,7 +275,7 @@ class Layout:
         }
 
     def _keep(self, edits: Edits, entry: Entry) -> None:
-        """Leave a constant in its place, and replace its numbers and their location."""
+        """Keep a constant at its position in the graph, and replace the numbers and the location of the numbers."""
         constant = entry.existing
         assert constant is not None
         message = constant.message
@@ -378,7 +380,7 @@ def _are_disjoint(locations: Sequence[External]) -> bool:
 
 
 def _replace_message(edits: Edits, message: Node, new: bytes | Sequence[Segment]) -> None:
-    """Replace an operator or a constant of a graph by other fields."""
+    """Replace the message of a node or an initializer, including its tag, with the encoded fields ``new``."""
     parent = message.parent
     assert parent is not None
     edits.replace(parent, message.tag, message.end, new)

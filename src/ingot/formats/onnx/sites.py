@@ -49,7 +49,7 @@ _LONGEST_NAME = 1024
 
 
 class LeftError(Exception):
-    """The reason why an operator is no tensor, or cannot be written; internal to this package."""
+    """The reason why an operator does not represent a tensor, or cannot be written; internal to this package."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,17 +59,17 @@ class Site:
     Parameters
     ----------
     name, local : str
-        Its name, and its name in its graph, which lacks the graph's path.
+        The tensor's name, and its name within the graph, which lacks the graph's path.
     graph : Graph
-        The graph that contains its constant, or the constants of its codes.
+        The graph that contains the tensor's constant, or the constants of its codes.
     operators : tuple of Operator
         Operators that compute its values from codes, or multiply by them (``MatMulNBits``); empty for a plain constant.
     matmuls : tuple of Operator
-        The operators ``MatMul`` if nothing else uses the values, and only as their second operand.
+        The ``MatMul`` operators that use the values; empty if the values have any other use than as second operand.
     alias : str
-        A name that reveals its role, if its own name does not.
+        A name that reveals the tensor's role, if ``name`` does not.
     stays : str
-        Why it is always written unchanged; empty if it may be changed.
+        Why the tensor is always written unchanged; empty if it may be changed.
     """
 
     name: str
@@ -489,7 +489,10 @@ def _tiles(shape: Shape, dims: Shape) -> Grid:
 
 
 def _raw_bytes(constant: Constant) -> bytes:
-    """Return the bytes of a small constant; raises ``LeftError`` if they are in another file or encoded one by one."""
+    """Return the content of a small constant.
+
+    Raises ``LeftError`` if the numbers are in another file or are encoded one by one.
+    """
     if constant.raw is None:
         raise LeftError("its zero points are not in the model's file")
     return bytes(constant.message.data[constant.raw.start : constant.raw.end])

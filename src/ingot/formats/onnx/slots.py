@@ -16,7 +16,7 @@ from ingot.formats.shared.numbers import pack_rows, unpack_rows
 
 
 class Conversion(Protocol):
-    """A conversion of a constant's bytes to a part's and back; both lengths are known."""
+    """A conversion between a constant's content and a part's content; both lengths are known."""
 
     @property
     def part_bytes(self) -> int: ...
@@ -24,14 +24,19 @@ class Conversion(Protocol):
     def stored_bytes(self) -> int: ...
     def to_part(self, data: bytes) -> bytes: ...
     def to_stored(self, data: bytes, location: str) -> bytes:
-        """Return the bytes of the constant; raises ``CodecError`` ``onnx.zero-point``."""
+        """Return the content of the constant for ``data``, the part's content.
+
+        Raises ``CodecError`` ``onnx.zero-point``.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Zero points: in a constant packed integers of ``bits`` in rows that begin at a byte, in a part floats of
-    ``dtype``."""
+    """Zero points, which a constant stores as packed integers and a part as floats of ``dtype``.
+
+    The integers have ``bits`` bits, in rows that begin at a byte.
+    """
 
     rows: int
     per_row: int
@@ -67,7 +72,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Rows of ``width`` bytes in a part, padded with zeros to ``stored`` bytes in a constant."""
+    """Rows that have ``width`` bytes in a part, and are padded with zeros to ``stored`` bytes in a constant."""
 
     rows: int
     width: int
@@ -92,7 +97,7 @@ class Padded:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A scale for each row in a part, repeated ``times`` times in a constant, for each block of the row."""
+    """Scales: a part stores one per row, and a constant repeats it ``times`` times, once per block of the row."""
 
     rows: int
     times: int
@@ -116,7 +121,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Positions of stored elements: i64 by element in a constant, u64 by dimension in a part.
+    """Positions of stored elements: a constant stores them element by element as i64, a part by dimension as u64.
 
     If ``linear`` is true, the constant has a single integer for each element, the position in row-major order.
     """
@@ -158,9 +163,9 @@ class Coordinates:
 class DequantizedValues:
     """The values that ``DequantizeLinear`` computes: ``(codes - zero) * scales`` in f32, rounded to ``type``.
 
-    ``axis`` is the dimension of the scales, None if all elements share a scale. ``block`` is the number of elements
-    along it that share a scale if scales have the rank of the codes, else 0. ``factor`` is a scale that is multiplied
-    by the others.
+    ``axis`` is the dimension along which scales differ, None if all elements share a scale. If scales have the rank of
+    the codes, ``block`` is the number of elements along ``axis`` that share a scale; otherwise ``block`` is 0.
+    ``factor`` is a scale that multiplies all other scales.
     """
 
     codes: Constant

@@ -153,7 +153,7 @@ class Template(Mapping[str, Part]):
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """The bytes of the model without the numbers of its constants; empty for other files."""
+        """The content of the model without the numbers of its constants, by file; empty for the other files."""
         ranges = sorted(constant.raw for constant in self.model.constants if constant.raw is not None)
         data = self.model.root.data
         segments = []

@@ -56,8 +56,8 @@ class External:
 class Constant:
     """The numbers of a model: a TensorProto, or an attribute with numbers.
 
-    ``message`` is the TensorProto or AttributeProto. ``raw`` is the range of its bytes in the model's file,
-    ``external`` their location in another file. If both are None, its numbers are encoded one by one, in the field
+    ``message`` is the TensorProto or AttributeProto. ``raw`` is the byte range of the numbers in the model's file,
+    ``external`` their location in another file. If both are None, the numbers are encoded one by one, in the field
     ``field``.
     """
 
@@ -161,7 +161,7 @@ def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: b
 
 
 def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int) -> int:
-    """Return how many numbers the fields of an attribute contain."""
+    """Return the number of elements that the fields of an attribute contain."""
     if type.field not in _FIXED:
         return sum(
             1 if field.wire_type == VARINT else int(np.count_nonzero(_payload(message, field) < 0x80))

@@ -39,7 +39,7 @@ class OnnxType:
     integer: bool = False
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of ``count`` elements."""
+        """Return the number of bytes of ``count`` elements."""
         return (count * self.bits + 7) // 8
 
 

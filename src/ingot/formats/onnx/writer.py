@@ -32,7 +32,7 @@ def template_of(attachments: Attachments) -> Template:
 
 
 def model_size(name: str, artifact: Artifact, options: WriteOptions) -> int:
-    """Return the bytes of all files of a model, from the specs alone; raises the errors of ``Layout``."""
+    """Return the number of bytes of all files of a model, from the specs alone; raises the errors of ``Layout``."""
     layout = Layout(template_of(artifact.attachments), name, artifact.tensors, siblings=options.siblings)
     return layout.size + sum(layout.ends.values())
 
@@ -164,7 +164,7 @@ class OnnxWriter(FormatWriter):
         return [*self._location_of(entry), len(data), checksums.digest("crc32c", data)]
 
     def _stored(self, entry: Entry, location: str) -> bytes:
-        """Return the bytes of a constant that is computed from a complete part, or from no part."""
+        """Return the content of a constant that is computed from a complete part, or from no part."""
         if not entry.role:
             assert entry.new is not None
             assert entry.new.point is not None

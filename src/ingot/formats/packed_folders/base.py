@@ -136,7 +136,7 @@ class PackedFolderFormat(SafetensorsFormat):
         """
 
     def quantization(self, config: Config) -> Config:
-        """Return the object of ``config.json`` that describes the packed layers; empty if there is none."""
+        """Return the object of ``config.json`` that describes the packed layers; an empty object if it is absent."""
         return next((config[key] for key in self.traits.config_keys if isinstance(config.get(key), dict)), {})
 
     def check_keys(self, config: Config) -> None:
@@ -169,7 +169,7 @@ class PackedFolderFormat(SafetensorsFormat):
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
         """Return the entries of ``settings``, the activations of the source, that the written artifact does not
-        state."""
+        declare."""
         written = self.activations(self.for_artifact(artifact).packing_config(artifact))
         return [f"{key} ({value})" for key, value in settings.items() if written.get(key) != value]
 
@@ -182,9 +182,9 @@ class PackedFolderFormat(SafetensorsFormat):
         return self.quantization(config) if self.claims_config(config) else {}
 
     def for_artifact(self, artifact: Artifact) -> PackedFolderFormat:
-        """Return the format that writes this artifact, if entries depend on the other tensors of the folder.
+        """Return the format that writes this artifact, which may depend on all tensors of the folder.
 
-        Raises ``UnsupportedError`` for tensors that it cannot store together.
+        Raises ``UnsupportedError`` for tensors that the format cannot store together.
         """
         return self
 
@@ -268,7 +268,7 @@ class PackedFolderFormat(SafetensorsFormat):
     def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
         """Raise ``FormatError`` ``<rules>.parts`` for codes or scales that belong to no layer.
 
-        As dense tensors they would be meaningless numbers.
+        Loaded as dense tensors, such codes or scales would be meaningless numbers.
         """
         used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
         for key in entries:
@@ -306,7 +306,7 @@ class PackedFolderFormat(SafetensorsFormat):
         return artifact.config if merged == config else (json.dumps(merged, indent=2) + "\n").encode()
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files, index and the written ``config.json`` included."""
+        """Return the exact number of bytes of all files, index and the written ``config.json`` included."""
         fitted = self.for_artifact(artifact)
         return files_size(self.file_name("model"), artifact, options, fitted) + len(fitted.config_of(artifact))
 
@@ -354,7 +354,7 @@ class WritablePackedFolderFormat(PackedFolderFormat):
 
 
 class PackedFolderWriter(SafetensorsWriter):
-    """A safetensors writer that finishes with ``config.json``: the artifact's, with the keys of the packing."""
+    """A safetensors writer that finally writes the artifact's ``config.json`` with the keys of the packing."""
 
     def __init__(
         self, target: Target, name: str, artifact: Artifact, options: WriteOptions, format: PackedFolderFormat
@@ -446,8 +446,8 @@ def is_packed_weight(name: str, dtype: str, shape: Sequence[int]) -> bool:
 def tied_head(artifact: Artifact) -> list[str]:
     """Return the module name of a tied head in a list; empty if the head has a tensor or is not tied.
 
-    A tied head is as dense as the embeddings. Loaders consult only the list of dense modules: transformers assumes that
-    every other layer is packed.
+    A tied head is dense, because it is the embeddings. But loaders consult only the list of dense modules:
+    transformers assumes that every other layer is packed.
     """
     config = {} if artifact.config is None else parse_config(artifact.config, "model.config", CONFIG)
     architectures = config.get("architectures")

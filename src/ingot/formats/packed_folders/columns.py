@@ -34,7 +34,7 @@ WRITTEN_SCALES = ("f16", "bf16")
 _PATTERN = frozenset("*+?^$()[]{}|\\")
 """Characters of regular expressions, which do not occur in names of layers."""
 _SAMPLE = 1 << 12
-"""Bytes of a layer's zero points that are compared when a folder is opened; ``verify`` compares all of them."""
+"""Number of bytes of a layer's zero points that are compared when a folder is opened; ``verify`` compares all."""
 _DISTANT = 16
 """Number of layers whose zero points are compared when a remote folder is opened."""
 
@@ -59,8 +59,8 @@ class DeclaredPacking:
     def group_sizes(self, stem: str) -> list[object]:
         """Return the possible group sizes of a layer.
 
-        That is the size in the rule for its name. Without such a rule, it is the usual size or the size of any pattern,
-        because patterns are not evaluated.
+        If a rule has the layer's name, the only size is the size in this rule. Otherwise the layer may have the usual
+        size or the size in any pattern, because patterns are not evaluated.
         """
         names = (stem, f"+:{stem}", f"^{re.escape(stem)}$", f"+:^{re.escape(stem)}$")
         rule = next((self.rules[name] for name in names if name in self.rules), None)
@@ -116,8 +116,10 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return value
 
     def group(self, quantization: Config, keys: Sequence[str] = ("group_size",)) -> int | None:
-        """Return the columns of a group, or None for a complete row (-1); raises ``FormatError``
-        ``<method>.config``."""
+        """Return the number of columns of a group; None for a complete row (-1).
+
+        Raises ``FormatError`` ``<method>.config``.
+        """
         size = self.number(quantization, keys, -1, 2**31 - 1)
         if size == 0:
             raise FormatError(
@@ -130,9 +132,9 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return DeclaredPacking(bits, group, rules_of(quantization))
 
     def group_of(self, declared: DeclaredPacking, stem: str, cols: int, groups: int) -> int | None:
-        """Return the columns of a layer's group, given the number of groups in a row; None for a complete row.
+        """Return the number of columns of a layer's group, given the number of groups in a row; None for a full row.
 
-        This is the declared size that results in this number, or else the size that divides the columns evenly.
+        It is the declared size that results in this number of groups, or else the size that divides the columns evenly.
 
         Raises ``FormatError`` ``<method>.shape``: several declared sizes result in this number.
         """
@@ -164,9 +166,9 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return rows, cols, bits, group
 
     def all_middle(self, entries: Entries, layers: Sequence[Layer]) -> list[bool]:
-        """Return for each layer whether its zero points begin with the middle code.
+        """Return for each layer whether the first zero points equal the middle code.
 
-        In a remote folder each read is a request, so that only some layers are read.
+        In a remote folder each read is a request, so only some layers are read.
         """
         distant = any(is_remote(entries[layer.parts[ZEROS]].parts[DATA].source) for layer in layers)
         return [self.has_middle_zeros(entries, layer) for layer in (layers[:_DISTANT] if distant else layers)]

@@ -188,7 +188,7 @@ def float_group(layout: ScaledCodebookLayout) -> FloatGroup:
 
 
 def format_of(layout: ScaledCodebookLayout) -> str | None:
-    """Return the format for layers of floats with this layout; None if there is none."""
+    """Return the format for layers of floats with this layout; None if compressed-tensors has no such format."""
     for name, layout_of_format in _PACKS.items():
         if layout == replace(layout_of_format, dtype=layout.dtype):
             return name

@@ -77,7 +77,7 @@ def _scales(entries: Entries, stem: str) -> Tensor:
 
 
 def _group(scale: Tensor, rows: int, cols: int) -> int | None:
-    """Return the columns of a group; None for a complete row."""
+    """Return the number of columns of a group; None for a complete row."""
     groups = scale.shape[1] if len(scale.shape) == 2 else 0
     if len(scale.shape) != 2 or scale.shape[0] != rows or not groups or cols % groups:
         raise _refuse("shape", f"expected scales for {rows} rows of {cols}, found {list(scale.shape)}", scale.name)
@@ -85,7 +85,7 @@ def _group(scale: Tensor, rows: int, cols: int) -> int | None:
 
 
 def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
-    """Return a layer of pack-quantized: an entry states its shape, and the bits follow from the width of a row."""
+    """Return a layer of pack-quantized: an entry declares the shape, and the bits follow from the width of a row."""
     codes = entries[stem + PACKED_WEIGHT]
     scale = _scales(entries, stem)
     stored_shape = entries.get(stem + SHAPE)
@@ -139,8 +139,11 @@ _PLAIN = np.empty(0, np.int32)
 
 
 def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
-    """Return the group of each column; ``_PLAIN`` if groups are runs of columns or never set (-1), None without the
-    entry."""
+    """Return the group index of each column.
+
+    Return ``_PLAIN`` if each group is a run of adjacent columns, or if the indices are unset (-1). Return None if the
+    entry does not exist.
+    """
     entry = entries.get(stem + G_IDX)
     if entry is None:
         return None

@@ -384,8 +384,10 @@ def _formats(quantization: Config) -> Iterator[Any]:
 
 
 def _all_ordered(quantization: Config) -> bool:
-    """Return whether every group of layers with column groups declares that they are no runs of columns
-    (``actorder``)."""
+    """Return whether every group of layers with column groups declares ``actorder``.
+
+    Then columns of a group need not be adjacent.
+    """
     weights = [group.get("weights") for group in _groups(quantization).values() if isinstance(group, dict)]
     grouped = [item for item in weights if isinstance(item, dict) and weight_settings(item)[3] == "group"]
     return bool(grouped) and all(item.get("actorder") in _ORDERS for item in grouped)
@@ -394,7 +396,7 @@ def _all_ordered(quantization: Config) -> bool:
 def _require_orders(entries: Entries, layers: Sequence[Layer]) -> None:
     """Raise ``FormatError`` ``compressed-tensors.parts`` for a layer without the entry that assigns columns to groups.
 
-    The caller checked that the configuration declares groups that are no runs of columns.
+    The caller checked that the configuration declares groups whose columns need not be adjacent.
     """
     for layer in layers:
         layout = layer.layout
@@ -463,7 +465,7 @@ def _layer_group(layout: Any) -> LayerGroup:
 
 
 def _weight_settings_before(before: LayoutSource) -> tuple[Any, ...] | None:
-    """Return the settings of the weights of a layer as it was read; None if no written group can express them."""
+    """Return the settings of a layer's weights in the source; None if no written group can express them."""
     return _weight_settings(layout_of(before))
 
 

@@ -44,7 +44,7 @@ def config_dtype(config: Config) -> str:
 
 
 def dtype_from_torch(declared: str) -> str | None:
-    """Return the element type of weights for a torch name; None if there is none."""
+    """Return the element type of weights for a torch name; None for an unknown name."""
     try:
         name = resolve_dtype(declared.removeprefix("torch.")).name
     except UnsupportedError:
@@ -69,7 +69,7 @@ def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid 
 def fp8_layer(
     entries: Entries, key: str, scale: str, dialect: str, dtype: str, block: tuple[int, int] | None = None
 ) -> Layer:
-    """Return the layer of an FP8 matrix, or a stack of them, that is multiplied by its scales.
+    """Return the layer of an FP8 matrix, or of a stack of FP8 matrices, that is multiplied by its scales.
 
     Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
     """
@@ -95,7 +95,7 @@ def fp8_layer(
 def fp4_layer(
     entries: Entries, keys: Mapping[str, str], dialect: str, dtype: str, second: str | None, name: str, group: int
 ) -> Layer:
-    """Return the layer of E2M1 floats, two in a byte, low bits first, with a scale for each ``group`` of them.
+    """Return the layer of E2M1 floats, two per byte, low bits first; each ``group`` floats share a scale.
 
     ``keys`` are entries by role. Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
     """
@@ -136,7 +136,7 @@ def existing_entries(entries: Entries, stem: str, suffixes: Collection[str]) -> 
 
 
 def block_size(declared: Any, dialect: str) -> tuple[int, int] | None:
-    """Return the rows and columns of a block from ``config.json``.
+    """Return the number of rows and of columns of a block, from ``config.json``.
 
     Raises ``FormatError`` ``<dialect>.config``.
     """

@@ -243,7 +243,8 @@ def _describe(grid: Grid) -> str:
 def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config, grid: Grid | None) -> bool:
     """Return whether the inputs of each packed layer have a scale.
 
-    The source declares this. Without a declaration, it follows from the entries if weights have a scale for the tensor.
+    Return False if inputs are dynamic: the source declares so, or declares nothing and is another FP8 folder, or the
+    grid consists of tiles. Otherwise, every layer must have an entry with a scale of its inputs.
     """
     if source.get(_SCHEME, _DYNAMIC if isinstance(grid, Tiles) or source else _STATIC) != _STATIC:
         return False
@@ -253,7 +254,10 @@ def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config,
 
 
 def _has_powers(artifact: Artifact, packed: Sequence[TensorSpec], source: Config) -> bool:
-    """Return whether scales are powers of two, by their type or because the source declares it for the same layers."""
+    """Return whether scales are powers of two.
+
+    This is so if their type has only powers of two, or if the source declares powers of two for the same layers.
+    """
     if all(ScaledCodebookLayout.from_tensor(spec).scales == POWERS for spec in packed):
         return True
     before = artifact.before

@@ -86,7 +86,7 @@ class GptqFormat(ColumnPackedFormat):
         return super().why_layer_unsupported(spec)
 
     def for_artifact(self, artifact: Artifact) -> GptqFormat:
-        """Return the format for the zero points of the layers: minus one (v1) if all equal the middle code.
+        """Return the format for the zero points of the layers: v2 if a layer stores zero points of v2, else v1.
 
         Raises ``UnsupportedError`` ``gptq.mixed``: zero points of v1 and v2, which a folder cannot combine.
         """
@@ -112,11 +112,13 @@ class GptqFormat(ColumnPackedFormat):
         return layers
 
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield the layers. If ``dynamic`` has rules for some layers, shapes and ``g_idx`` determine bits and groups.
+        """Yield one layer per stem.
 
-        In a folder of symmetric codes all zero points are equal, and the two layouts store them differently. If no
-        layer fits the declared layout and all fit the other layout, the folder is read in the other layout
-        (``remarks``).
+        If ``dynamic`` has a rule for a layer, the tensors' shapes and ``g_idx`` determine its bits and group size.
+
+        In a folder of symmetric codes, every zero point is the middle code, which v1 and v2 store differently. If no
+        layer's zero points are the middle code in the declared version, but all are in the other version, the folder
+        is read in the other version, and ``remarks`` reports it.
         """
         name = declared_format(quantization)
         if name not in _FORMATS:
@@ -333,7 +335,7 @@ def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _first_run(order: Array) -> int | None:
-    """Return the number of leading columns in the same group; None if these are all columns."""
+    """Return the number of leading columns in the same group; None if all columns are in one group."""
     others = np.flatnonzero(order != order[0])
     return int(others[0]) if others.size else None
 

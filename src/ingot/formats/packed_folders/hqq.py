@@ -77,7 +77,7 @@ class HqqFormat(PackedFolderFormat):
         return quantization is None or (isinstance(quantization, Mapping) and quantization.get("quant_method") == "hqq")
 
     def confirms(self, store: Store) -> bool:
-        """Return whether the configuration does not contradict it and a header contains names of HQQ."""
+        """Return whether the configuration names HQQ; without a configuration, whether a header has HQQ's names."""
         config = self.read_config(store)
         name = self.entry(store.names())
         if name is None or not self.claims_config(config):

@@ -68,7 +68,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The packing in ``config.json``: the usual grid, and layers (module paths) that differ; None for a dense layer."""
+    """The packing in ``config.json``: the usual grid, and the grids of layers that differ by module path.
+
+    The grid of a dense layer is None.
+    """
 
     usual: Grid
     layers: Mapping[str, Grid | None]

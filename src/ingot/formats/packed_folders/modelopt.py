@@ -201,7 +201,7 @@ class ModelOptFormat(WritablePackedFolderFormat):
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` in the form of ModelOpt.
 
-        Without scales of activations among the tensors, only the weights are declared to be quantized.
+        If no tensor contains scales of activations, only the weights are declared to be quantized.
         """
         activations = any(spec.name.endswith(".input_scale") for spec in artifact.tensors)
         packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]

@@ -134,7 +134,9 @@ def _packed(entries: Entries, name: str, config: Config) -> Layer:
 
 
 def _columns(entries: Entries, name: str, config: Config, size: int) -> int | None:
-    """Return the columns of a matrix of ``size`` values; None if neither its bias nor the configuration defines them.
+    """Return the number of columns of a matrix of ``size`` values.
+
+    Return None if neither the matrix's bias nor the configuration defines it.
 
     Models of several parts (``text_config``, ``vision_config``) have modules with equal names, whose sizes must agree.
     """

@@ -86,7 +86,7 @@ class SafetensorsFormat(Format):
         return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact bytes of all files, index included."""
+        """Return the exact number of bytes of all files, index included."""
         return files_size(self.file_name("model"), artifact, options, self)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> SafetensorsWriter:

@@ -68,7 +68,7 @@ _METADATA_ONLY = msgspec.json.Decoder(_MetadataOnly)
 def parse(data: bytes, buffer_length: int, location: str) -> Header:
     """Return the checked header of a file whose data buffer has ``buffer_length`` bytes.
 
-    If ``_decode`` cannot prove a header valid, it goes through the checks one by one, which name the broken rule.
+    If ``_decode`` cannot prove that a header is valid, the header is checked rule by rule, to name the broken rule.
 
     Raises ``FormatError`` with the rules of spec/safetensors.md.
     """
@@ -116,7 +116,7 @@ def _fills(entries: Mapping[str, Entry], buffer_length: int) -> bool:
 
 
 def _nbytes(entry: Entry) -> int | None:
-    """Return the bytes of a tensor; None if its type is unknown or its shape breaks a rule."""
+    """Return the number of bytes of a tensor; None if its type is unknown or its shape breaks a rule."""
     try:
         bits = element_count(entry.shape, "safetensors.shape", "") * _BITS[entry.dtype]
     except (FormatError, KeyError):
@@ -144,7 +144,10 @@ def _strict(data: bytes, buffer_length: int, location: str) -> Header:
 
 
 def _check_types(data: bytes, location: str) -> None:
-    """Refuse a header that is not UTF-8 JSON of objects of strings and lists of integers, in bounded memory."""
+    """Raise an error if a header is not UTF-8 JSON whose values are objects, strings and lists of integers.
+
+    The check needs only bounded memory.
+    """
     try:
         _METADATA_ONLY.decode(data)
         _TYPED.decode(data)
@@ -229,7 +232,7 @@ def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytearr
 
 
 class File(NamedTuple):
-    """An open and checked file. Its data buffer begins at ``start``; ``raw`` returns the bytes of its header."""
+    """An open and checked file. Its data buffer begins at ``start``; ``raw`` returns the content of its header."""
 
     name: str
     source: ByteSource

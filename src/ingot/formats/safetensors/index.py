@@ -64,7 +64,7 @@ def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
 
 
 def unlisted_files(store: Store) -> frozenset[str]:
-    """Return the weight files of a folder that its index does not list; nothing unless there is one index.
+    """Return the weight files of a folder that its index does not list; empty if the folder has not exactly one index.
 
     Raises the ``FormatError`` of ``read_sharded``.
     """
@@ -113,7 +113,7 @@ _MINUS_ZERO = re.compile(rb":\s*-0")
 
 
 def _parse_typical(raw: bytes) -> dict[str, Any] | None:
-    """Return a typical index; None for one that needs the strict parser.
+    """Return a typical index; None if the index needs the strict parser.
 
     No key is repeated if the number of colons equals the number of keys plus the colons within texts. An escaped colon
     would break the count.
@@ -185,7 +185,10 @@ def _check_against(files: Sequence[File], weight_map: Mapping[str, str], locatio
 
 
 def _check_total(files: Sequence[File], total: int | None) -> list[tuple[str, str]]:
-    """Return a note on an incorrect ``total_size``; writers count tied tensors differently, so that it is no error."""
+    """Return a note on an incorrect ``total_size``.
+
+    It is not an error, because writers count tied tensors differently.
+    """
     real = sum(file.source.size - file.start for file in files)
     if total is None or total == real:
         return []

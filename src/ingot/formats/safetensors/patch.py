@@ -94,7 +94,7 @@ def read_patch(catalog: Catalog, location: str, *, verify: bool = True) -> Catal
 
 
 def read_pairs(catalog: Catalog, location: str) -> Catalog | None:
-    """Return a file as a delta if it contains nothing but pairs, whatever its metadata states; None if it does not.
+    """Return a file as a delta if it contains nothing but pairs, even without metadata of a patch; else None.
 
     Other readers see such a file as ordinary tensors.
     """

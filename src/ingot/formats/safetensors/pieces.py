@@ -17,7 +17,7 @@ from ingot.model.spec import TensorSpec
 class FileEntry(NamedTuple):
     """A header entry: the role of its part, its key, element type (Ingot's name), shape and size in bytes.
 
-    If the bytes of an entry follow from the specs and are no part, ``content`` returns them; ``role`` then only names
+    If the entry is not a part, its content follows from the specs, and ``content`` returns it. ``role`` then only names
     the entry in messages.
     """
 
@@ -63,5 +63,5 @@ def file_entries(spec: TensorSpec) -> list[FileEntry]:
 
 
 def tensor_bytes(spec: TensorSpec, carrier: Carrier) -> int:
-    """Return the bytes of a tensor in a file without the header."""
+    """Return the number of bytes of a tensor in a file without the header."""
     return sum(entry.nbytes for entry in carrier.file_entries(spec))

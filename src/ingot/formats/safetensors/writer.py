@@ -142,7 +142,7 @@ class Shard:
             raise UsageError("expected each key once", rule="writer.duplicate", where=self.name)
 
     def offset(self, key: str) -> int:
-        """Return the offset of an entry's bytes in the file."""
+        """Return the offset in the file at which an entry's content begins."""
         return len(self.head) + self._begin[self._index_by_key[key]]
 
     @property
@@ -178,7 +178,7 @@ class Shard:
         self.head = head
 
     def open(self, target: Target) -> Sink:
-        """Return the sink of the file, which is created at the first call."""
+        """Return the sink for the file; the first call creates the file."""
         if self.sink is None:
             self.sink = target.create(self.name)
         return self.sink
@@ -376,7 +376,7 @@ def layout(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrie
 
 
 def files_size(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrier) -> int:
-    """Return the exact bytes of all files, index included; raises the errors of ``layout``."""
+    """Return the exact number of bytes of all files, index included; raises the errors of ``layout``."""
     shards = layout(name, artifact, options, carrier)
     total = sum(shard.size for shard in shards)
     if len(shards) > 1:

@@ -49,7 +49,8 @@ class DenseColumns:
     offset, length : memoryview
         By part, in bytes. Lengths were checked.
     begins, sizes : memoryview, optional
-        By part: the offset and the length of its digest's text in ``data``; the offset is negative without a digest.
+        By part: the offset and the length of the digest's text in ``data``; if the part has no digest, the offset is
+        negative.
     """
 
     data: Buffer
@@ -122,7 +123,7 @@ class DenseTensors:
         self._nothing: dict[str, Any] = {}
 
     def lazy(self, names: Collection[str], closely: Callable[[str], Tensor] | None = None) -> LazyMap[Tensor]:
-        """Return all tensors of a file; ``closely`` builds the tensors that are not simple."""
+        """Return all tensors of a file; the callback ``closely`` builds the tensors that are not simple."""
         columns = self._columns
 
         def build(name: str, parts_of: Callable[[str, int], Mapping[str, Part]]) -> Tensor:

@@ -1,7 +1,7 @@
 """Files that Ingot does not open as a checkpoint: other containers, and failed downloads in the place of weights.
 
-They are recognized by their first bytes or their names, and the error names their type. Their contents are never
-parsed, in particular no pickle.
+Ingot recognizes such files by their first bytes or their names, and the error states the type. Ingot never parses the
+contents, in particular no pickle.
 """
 
 from __future__ import annotations

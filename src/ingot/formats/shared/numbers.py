@@ -46,7 +46,7 @@ class ConvertedSource(MemorySource, DerivedSource):
         self._read: Callable[[], bytes] | None = read
 
     def working_bytes(self) -> int:
-        """Return the bytes of memory for the result and for the stored bytes that it is computed from."""
+        """Return the number of bytes of memory for the result and for the stored bytes from which it is computed."""
         return 2 * self.size
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -65,7 +65,7 @@ class ComputedSource(DerivedSource):
     size : int
         Number of bytes that ``compute`` returns.
     making : int
-        Bytes of memory that the computation takes.
+        Number of bytes of memory that the computation takes.
     name : str
         Name of the source in error messages.
     """

@@ -12,7 +12,7 @@ class Order:
     """A check that tensors come once each, in the order of the specs, with bytes of parts between ``begin`` and
     ``end``.
 
-    A writer calls it before it acts, and reads the state from ``current`` and ``done``.
+    A writer calls this object first in each of its methods, and reads the state from ``current`` and ``done``.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Order:
         return self.specs[self.done]
 
     def begin(self, spec: TensorSpec) -> None:
-        """Open a tensor. Its parts are those of ``spec``, which may state lengths that the announced spec left open.
+        """Open a tensor with the parts of ``spec``, which may declare lengths that the announced spec left unknown.
 
         Raises ``UsageError`` ``writer.order``; without specs also ``writer.duplicate``.
         """
@@ -61,10 +61,10 @@ class Order:
         self._written = dict.fromkeys((part.role for part in spec.parts), 0)
 
     def write(self, role: str, nbytes: int) -> int:
-        """Count bytes of a part and return their offset in the part.
+        """Count the next ``nbytes`` bytes of a part, and return the offset in the part at which they begin.
 
-        Raises ``UsageError`` ``writer.role``: no tensor is open, or it has no part with this role; ``writer.length``:
-        too many bytes.
+        Raises ``UsageError`` ``writer.role``: no tensor is open, or the tensor has no part with this role;
+        ``writer.length``: too many bytes.
         """
         spec = self._opened(f"expected bytes of a part of an open tensor, found {role!r}")
         if role not in self._written:

@@ -14,17 +14,16 @@ from ingot.model.reading.ranges import is_remote, read_joined
 from ingot.model.store import Store
 
 ReadHeader = Callable[[], Buffer]
-"""A function that returns the bytes of a header."""
+"""A function that returns the content of a header."""
 
 _SMALL = 1 << 16
 
 
 def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
-    """Return a function that returns the header that was read at ``offset``, as long as the source is open.
+    """Return a function that returns the header at ``offset``; it may be called while the source is open.
 
-    A header of more than 64 KiB in a local file is read again at each call. The bytes are then those that the file has
-    at that time, and the function raises the errors of ``ByteSource.readinto``. To notice a changed file, compare its
-    stamp.
+    A header of more than 64 KiB in a local file is read again at each call. The call then returns the file's present
+    bytes, and raises the errors of ``ByteSource.readinto``. To notice a changed file, the caller compares its stamp.
     """
     if len(raw) <= _SMALL or is_remote(source):
         return lambda: raw
@@ -32,7 +31,7 @@ def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
 
 
 def headers_of(readers: Mapping[str, ReadHeader]) -> Mapping[str, Buffer]:
-    """Return the bytes of headers by file."""
+    """Return the content of headers by file."""
     return ComputedMap(readers, lambda name: readers[name]())
 
 

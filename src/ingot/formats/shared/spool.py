@@ -12,10 +12,10 @@ _CHUNK = 1 << 20
 
 
 class Spool:
-    """A temporary file that is appended to, then read once from the start. It is unlinked and ends with the process.
+    """A temporary file to which bytes are appended, and which is then read once from the start.
 
-    It is created in the folder of ``sink``, which must have room for the artifact; the system's temporary folder is
-    often in memory.
+    The file has no name, so it disappears when the process ends. It is created in the folder of ``sink``, which must
+    have room for the artifact anyway; the system's temporary folder is often in memory.
     """
 
     def __init__(self, sink: Sink) -> None:

@@ -31,8 +31,7 @@ _STORED = 0
 
 
 class Contents(NamedTuple):
-    """The contents of a file: tensors by name, paths of tensors that are left out, and a remark on everything left
-    out."""
+    """The contents of a file: tensors by name, paths of omitted tensors, and a remark on everything that is omitted."""
 
     tensors: dict[str, Any]
     unread: list[str]
@@ -59,7 +58,7 @@ def open_file(store: Store, name: str) -> File:
         torch is not installed.
     UnsupportedError
         ``torchfile.version``: a torch with a vulnerable restricted unpickler; ``torchfile.weights-only``: that
-        unpickler refuses the file; ``torchfile.tensor``: a tensor that is no dense array; ``torchfile.content``: no
+        unpickler refuses the file; ``torchfile.tensor``: a tensor that is not a dense array; ``torchfile.content``: no
         state dict.
     FormatError
         ``torchfile.zip``, ``torchfile.damaged``, ``torchfile.pickle-size``.

@@ -52,7 +52,7 @@ class Entry(msgspec.Struct):
 
     @property
     def layout(self) -> int:
-        """The layout of ``packed``: 1 without the outliers, 2 with them."""
+        """The layout of ``packed``: 1 if it has no codes for the outliers, 2 if it has."""
         return self.int4_layout or 1
 
     @property
@@ -61,7 +61,7 @@ class Entry(msgspec.Struct):
         return Change("apply", dtype(self.base_dtype or self.dtype).name)
 
     def record_of(self, field: str) -> str:
-        """Return the name in ``_ref`` for the array of a field, or the name of the field without a reference."""
+        """Return the name in ``_ref`` for the array of a field; without such a reference, the name of the field."""
         value = getattr(self, field)
         name = value.get("_ref") if isinstance(value, dict) else None
         return name if isinstance(name, str) else field
@@ -76,7 +76,7 @@ class Entry(msgspec.Struct):
         return {**fraction, "layout": self.layout}
 
     def counts(self) -> dict[str, int | None]:
-        """Return the number of elements of each array of the payload; None if it depends on the payload."""
+        """Return the number of elements of each array of the payload; None if a number depends on the payload."""
         if self.strategy == "sparse":
             return {"indices": None, "values": None}
         if self.strategy == "quantized":

@@ -1,4 +1,4 @@
-"""The bytes of a ``.wdelta``: the prefix, and the heads of the records after the header (spec/wdelta.md)."""
+"""The byte layout of a ``.wdelta``: the prefix, and the heads of the records after the header (spec/wdelta.md)."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ BY_CODEC = {row.codec: row for row in STRATEGIES.values()}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The location of an array. ``dtype`` is the type of its part; ``stored`` is the NumPy type in the file if it
-    differs."""
+    """The location of an array.
+
+    ``dtype`` is the type of the array's part. ``stored`` is the NumPy type in the file if it differs from ``dtype``.
+    """
 
     dtype: str
     count: int
@@ -71,7 +73,7 @@ class Span:
 
 
 class Head(NamedTuple):
-    """The fields before the bytes of an array."""
+    """The fields that precede an array's data in a record."""
 
     tensor: str
     field: str
@@ -98,5 +100,5 @@ def pack_head(tensor: str, field: str, dtype: str, count: int) -> bytes:
 
 
 def head_size(tensor: str, field: str, dtype: str) -> int:
-    """Return the bytes of a record's head."""
+    """Return the number of bytes of a record's head."""
     return 12 + sum(len(text.encode("utf-8", "surrogatepass")) for text in (tensor, field, dtype)) + 20

@@ -43,7 +43,7 @@ class _Head:
         return value
 
     def text(self, longest: int, rule: str, description: str) -> str:
-        """Return the next string, which its length precedes."""
+        """Return the next string, which is stored after its length."""
         length = self.number("I")
         if length > longest:
             raise FormatError(

@@ -28,7 +28,7 @@ UNKNOWN = "0" * 64
 
 @dataclass(slots=True)
 class _Blob:
-    """An array: the bytes of its head, the offset of its data, and their length."""
+    """An array: its encoded head, the offset of its data, and the length of its data."""
 
     head: bytes
     offset: int
@@ -42,7 +42,7 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> int:
 
 
 def header_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> tuple[int, DeltaInfo]:
-    """Return the bytes of the header of a file of these tensors, and the description of the delta.
+    """Return the size of the header of a file of these tensors in bytes, and the description of the delta.
 
     Raises
     ------
@@ -223,5 +223,5 @@ def _head_of(tensor: str, part: PartSpec) -> bytes:
 
 
 def _records_bytes(specs: Sequence[TensorSpec]) -> int:
-    """Return the bytes of all records."""
+    """Return the number of bytes of all records."""
     return sum(len(_head_of(spec.name, part)) + (part.length or 0) for spec in specs for part in spec.parts)

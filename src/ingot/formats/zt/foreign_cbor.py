@@ -36,7 +36,7 @@ _NOTES = {
 
 
 def rewrite(data: Buffer, location: str) -> tuple[bytes, list[tuple[str, str]]]:
-    """Return the same item with definite lengths and without tags, and a note for each type of change.
+    """Return the CBOR item ``data`` with definite lengths and without tags, and a note for each type of change.
 
     Raises
     ------
@@ -116,7 +116,7 @@ class _Rewriter:
         return self._take(length)
 
     def _chunks(self, major: int, length: int | None) -> bytes:
-        """Return the bytes of a string; a string of indefinite length consists of strings of definite lengths."""
+        """Return the content of a string; a string of indefinite length consists of strings of definite lengths."""
         if length is not None:
             return bytes(self._bytes(length))
         self.seen.add("zt.cbor-indefinite")

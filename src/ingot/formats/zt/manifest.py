@@ -194,7 +194,7 @@ def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Bl
 
 
 class Entries:
-    """Entries of a manifest in encoded form, in sequence: as objects they would take ten times the memory."""
+    """The entries of a manifest, encoded one after the other, because objects would take ten times the memory."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -207,7 +207,7 @@ class Entries:
 
 
 def entry_size(entry: Mapping[str, Any]) -> int:
-    """Return the bytes of a tensor's entry without its name."""
+    """Return the number of bytes that encode a tensor's entry, without the tensor's name."""
     return len(_pairs({"": entry})) - 1
 
 
@@ -217,7 +217,10 @@ def _pairs(entries: Mapping[str, Any]) -> bytes:
 
 
 def frame(count: int, metadata: Mapping[str, Any], digest: str | None) -> tuple[bytes, bytes]:
-    """Return the bytes before and after ``count`` entries; a placeholder stands for the digest, if one is requested."""
+    """Return the encoded manifest before and after ``count`` entries.
+
+    If a digest is requested, the encoding contains a placeholder for it.
+    """
     root: dict[str, Any] = {"version": VERSION}
     if metadata:
         root["attributes"] = metadata
@@ -229,7 +232,7 @@ def frame(count: int, metadata: Mapping[str, Any], digest: str | None) -> tuple[
 
 
 def build(entries: Entries, metadata: Mapping[str, Any], digest: str | None) -> list[Buffer]:
-    """Return the CBOR of a manifest with these entries, and with a digest of itself by the algorithm ``digest``.
+    """Return the CBOR of a manifest with these entries; ``digest`` is the algorithm of the digest of the manifest.
 
     The CBOR comes in segments, one of which is the buffer of the entries. The same entries in the same order give the
     same bytes.
@@ -241,7 +244,7 @@ def build(entries: Entries, metadata: Mapping[str, Any], digest: str | None) -> 
 
 
 def with_attributes(data: bytes, added: Mapping[str, Any], digest: str | None) -> bytes:
-    """Return a manifest with additional attributes, and a new digest if it had one (``digest``)."""
+    """Return a manifest with additional attributes; if it had a digest of algorithm ``digest``, with a new digest."""
     root = cbor.loads(data)
     version = root.pop("version")
     attributes = root.pop("attributes", None) or {}

@@ -108,7 +108,7 @@ def _parse_in_detail(data: bytes, file: str) -> tuple[Manifest, None, list[tuple
 def _check_objects(
     file: str, manifest: Manifest, columns: Columns | None, end: int
 ) -> tuple[Mapping[str, Object], int]:
-    """Check every tensor; return the objects, and the number of parts that share the bytes of others."""
+    """Check every tensor; return the objects, and the number of parts that share a blob with another part."""
     if columns is None:
         check_objects(file, manifest.objects)
         return manifest.objects, check_blobs(file, manifest.objects, end)

@@ -42,8 +42,10 @@ Refuse = Callable[[str, str], NoReturn]
 
 
 def check_objects(file: str, objects: Mapping[str, Object]) -> None:
-    """Check every tensor with ``check_object``; simple valid tensors skip it, because a manifest may contain
-    100,000."""
+    """Check every tensor with ``check_object``, except tensors that are simple and certainly valid.
+
+    A manifest may contain 100,000 tensors, most of them simple.
+    """
     for name, obj in objects.items():
         if not is_simple_object(obj):
             check_object(file, name, obj)
@@ -92,7 +94,9 @@ def check_object(file: str, name: str, obj: Object) -> None:
 
 
 def check_part(file: str, name: str, role: str, part: Component) -> int | None:
-    """Check types, encoding and digest of a part; return its decoded bytes, None if only the bytes define them.
+    """Check types, encoding and digest of a part, and return the part's decoded size in bytes.
+
+    Return None if the size depends on the stored bytes.
 
     Raises
     ------
@@ -160,8 +164,10 @@ def _check_dense(file: str, name: str, obj: Object, count: int, nbytes: int | No
 
 
 def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
-    """Check section 3: index parts are u64; indices and values agree; indptr has rows + 1 entries, coords have rank
-    * nnz."""
+    """Check section 3 for a sparse tensor.
+
+    Index parts must be u64, with one index per value. ``indptr`` must have rows + 1 entries, and ``coords`` rank * nnz.
+    """
     for role in _INDEX_PARTS:
         part = obj.components.get(role)
         if part is not None and (part.dtype, part.type or "u64") != ("u64", "u64"):

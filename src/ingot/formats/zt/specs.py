@@ -125,7 +125,7 @@ def attributes_of(spec: TensorSpec) -> dict[str, Any]:
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Return the exact bytes of the file; an unknown length counts as its maximum."""
+    """Return the exact number of bytes of the file; an unknown length counts as its maximum."""
     placeholder = None if digest is None else checksums.digest(digest, b"")
     tail = len(MAGIC)
     entries_bytes = 0
@@ -147,7 +147,7 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: 
 
 
 def _entry_bytes(spec: TensorSpec, tail: int, digest: str | None, placeholder: str | None) -> tuple[int, int]:
-    """Return the bytes of an entry without its name, and the tail after the tensor's parts."""
+    """Return the size of an encoded entry without its name in bytes, and the tail after the tensor's parts."""
     parts, open_ended = spec.parts, any(part.length is None for part in spec.parts)
     ordered: Sequence[int] = range(len(parts))
     if open_ended:

@@ -1,9 +1,9 @@
 """Writer of ``.zt``: appends one tensor after the other and computes digests from the bytes that pass.
 
-Parts of known length get their offsets at ``begin``, so roles may alternate. If the lengths of parts depend on their
-bytes (zstd, sparse), the first of these in the spec streams directly to the end of the file; each of the others is
-buffered in an unnamed temporary file. So the layout depends on the lengths alone, never on the order or the chunks of
-the bytes.
+Parts of known length get their offsets at ``begin``, so roles may alternate. The length of other parts depends on their
+bytes (zstd, sparse). The first of these parts in the spec is written directly to the end of the file; each of the other
+parts is buffered in an unnamed temporary file. So the layout depends on the lengths alone, never on the order or the
+chunks of the bytes.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class ZtWriter(FormatWriter):
         self._entries.add(spec.name, entry)
 
     def _has_chunks(self, blob: Blob) -> bool:
-        """Return whether a part of an earlier run has the expected number of bytes of chunk digests."""
+        """Return whether the chunk digests of a part of an earlier run have the expected total length."""
         return len(blob.chunks or b"") == len(stand_in(self._digest, blob.length) or b"")
 
     def _reserve(self) -> int:

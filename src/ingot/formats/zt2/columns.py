@@ -134,8 +134,10 @@ class Columns:
         return suspects
 
     def _bytes(self, counts: Array, indices: Array) -> Array:
-        """Return the bytes of ``counts`` elements of the types of parts at ``indices``; -1 if they need a detailed
-        check."""
+        """Return the number of bytes of ``counts`` elements, by the types of the parts at ``indices``.
+
+        It is -1 for a part that needs a detailed check.
+        """
         parts = self.parts
         items = map_texts(parts.dtype, ITEM_BYTES, 0)[indices] * 8
         types = numbers(parts.type.first)[indices]

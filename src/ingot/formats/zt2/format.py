@@ -50,7 +50,7 @@ class Zt2Format(BySuffix):
         return head.startswith(MAGIC)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return ``model.zt``, or the only file with the suffix whose name is not that of another file's shard."""
+        """Return ``model.zt``, or the only file with the suffix whose name is not the name of another file's shard."""
         stems = {name[: -len(SUFFIX)] for name in names if name.lower().endswith(SUFFIX)}
         candidates = [name for name in names if not any(name.startswith(f"{stem}-") for stem in stems)]
         return super().entry(candidates)
@@ -85,16 +85,16 @@ class Zt2Format(BySuffix):
         return values
 
     def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why a reader would not read the same tensor; None if it would."""
+        """Return why a reader would not get the same tensor back; None if it would."""
         return why_unsupported(spec)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the order by the bytes of names, which the canonical form requires."""
+        """Return the tensors' order by their names as UTF-8 bytes, which the canonical form requires."""
         names = [spec.name for spec in specs]
         return sorted(range(len(names)), key=lambda index: names[index].encode(errors="surrogatepass"))
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the bytes of the files, an upper limit if parts are equal."""
+        """Return the number of bytes of the files; an upper limit if some parts are equal."""
         return size_of(artifact, split(artifact.tensors, options.max_shard), options.digest)
 
     def overlay(self, store: Store, name: str, target: str, digest: str | None) -> Zt2Overlay:

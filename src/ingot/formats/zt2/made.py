@@ -77,7 +77,10 @@ def convert(data: bytes, stored: str, dtype: str) -> bytes:
 
 
 def repeat_value(_: bytes, value: int, count: int, dtype: str) -> bytes:
-    """Return a value repeated ``count`` times; the stored bytes are ignored. Raises the errors of ``convert``."""
+    """Return a value repeated ``count`` times; raises the errors of ``convert``.
+
+    The first argument, the stored bytes, is ignored.
+    """
     return _to_bytes(np.full(count, value), dtype)
 
 

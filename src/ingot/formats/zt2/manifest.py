@@ -115,7 +115,7 @@ class Entries:
         self._data += others._data
 
     def manifest(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the bytes of a manifest with these entries, in chunks; they do not depend on the order of insertion."""
+        """Yield the encoded manifest in chunks; its bytes do not depend on the order in which entries were added."""
         before, after = frame(len(self._names), metadata, shards)
         yield before
         view, starts = memoryview(self._data), self._starts
@@ -127,7 +127,7 @@ class Entries:
         yield after
 
     def size(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> int:
-        """Return the bytes of a manifest with these entries."""
+        """Return the number of bytes of a manifest with these entries."""
         return len(self._data) + sum(map(len, frame(len(self._names), metadata, shards)))
 
     def _in_order(self) -> list[int]:

@@ -31,7 +31,7 @@ class BaseLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Base:
-    """A file that an overlay refers to, and the files that it refers to itself.
+    """A file to which an overlay refers, and the files to which this file itself refers.
 
     Parameters
     ----------
@@ -86,8 +86,10 @@ class OpenBase:
         return bytes(data)
 
     def table(self, shards: set[str]) -> dict[str, Any]:
-        """Return the entries of the table for these shards; if the base itself is one, its digest is computed by
-        reading it."""
+        """Return the table's entries for these shards.
+
+        If the base file itself is one of the shards, it is read to compute its digest.
+        """
         return {name: {"size": entry.size, "digest": entry.digest} for name in shards for entry in [self._entry(name)]}
 
     def _entry(self, shard: str) -> Shard:

@@ -126,8 +126,8 @@ def _check_scales(location: str, obj: Object, group: int, axis: int) -> None:
 def _counts(obj: Object, group: int, axis: int) -> set[int]:
     """Return the possible numbers of scales.
 
-    For tensors without groups, the document's text requires one for each index along the axis, its formula one for each
-    element.
+    For tensors without groups, the document contradicts itself: its text requires one scale per index along the axis,
+    but its formula one scale per element.
     """
     if group:
         return {prod(obj.shape) // group}

@@ -1,8 +1,9 @@
-"""Layout profiles (section 5) and the corresponding codecs, roles and attributes.
+"""Layout profiles (section 5 of the zt2 specification), and the codecs, roles and attributes that correspond to them.
 
-If a profile is unknown or no codec can express it, its id becomes the codec, and parts can be listed and moved. For
-other programs, Ingot writes profiles of the registry. Layouts that these cannot express are written in profiles of
-Ingot, ``ingot.CODEC/1``, with the attributes on the codec's page.
+If a profile is unknown, or if no codec can express it, the profile's id is used as the codec. The tensor's parts can
+then be listed and copied, but not decoded. If a profile of the public registry can express a tensor's layout, Ingot
+writes this profile, which other programs can read. Otherwise Ingot writes its own profile ``ingot.CODEC/1`` with the
+attributes on the codec's specification page.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ingot.model.spec import TensorSpec
 
 
 def check_csr(location: str, obj: Object) -> None:
-    """Check the three parts of a matrix: one row pointer more than rows, as many columns as values."""
+    """Check the three parts of a CSR matrix: one row pointer more than rows, and one column index per value."""
     if len(obj.shape) != 2:
         raise refuse(location, f"two dimensions, found shape {list(obj.shape)}")
     require_parts(location, obj, {"values", "indices", "indptr"})
@@ -50,7 +51,10 @@ def check_coo(location: str, obj: Object) -> None:
 
 
 def read_csr(obj: Object) -> dict[str, Any]:
-    """Return the codec's attributes; columns ascend in every row, because the profile requires it."""
+    """Return the attributes of the CSR codec.
+
+    ``ascending`` is true, because the profile requires ascending column indices in every row.
+    """
     return {**(optional_value(obj.attributes) or {}), "ascending": True}
 
 
@@ -80,7 +84,7 @@ def _index_width(location: str, obj: Object, role: str) -> int:
 
 
 def _require_values(location: str, obj: Object, count: int, remainder: int) -> None:
-    """Check that there are as many values as positions, if the size of a value is known."""
+    """Check that the number of values equals the number of positions, if the size of a value is known."""
     if remainder:
         raise FormatError("zt2.size", f"expected complete positions, found {remainder} extra bytes", where=location)
     values = obj.parts["values"]
@@ -130,7 +134,7 @@ def read_gguf(obj: Object) -> StoredForm | None:
 
 
 def write_gguf(spec: TensorSpec) -> WrittenForm:
-    """Return the tensor as a profile: that of its block type."""
+    """Return the tensor as the profile of its block type."""
     layout = GgmlBlocksLayout.from_tensor(spec)
     constants = {_ELEMENTS: layout.block.elements, _BYTES: layout.block.nbytes}
     return WrittenForm(f"gguf.{layout.type}/1", {**others(spec, layout.attributes()), **constants}, {BLOCKS: "data"})

@@ -85,7 +85,7 @@ def check_names(location: str, names: Iterable[str]) -> None:
 
 
 def utf8_bytes(name: str) -> int:
-    """Return the bytes of a name in UTF-8; 0 if it cannot be encoded."""
+    """Return the number of bytes of a name in UTF-8; 0 if it cannot be encoded."""
     try:
         return len(name.encode())
     except UnicodeEncodeError:
@@ -227,8 +227,8 @@ def check_blobs(
 ) -> None:
     """Check that every blob is aligned, is within its file, and equals each other blob or shares no byte with it.
 
-    ``sizes`` are the bytes of files by shard name, with None for the file of the manifest. ``manifest_range`` is the
-    offset and length of the manifest.
+    ``sizes`` are the sizes of files in bytes by shard name; the key None is the file of the manifest.
+    ``manifest_range`` is the offset and length of the manifest.
 
     Raises
     ------

@@ -24,19 +24,22 @@ from ingot.model.spec import PartSpec, TensorSpec
 
 
 class EntriesSize(NamedTuple):
-    """The number of tensor entries, and their bytes."""
+    """The number of tensor entries, and the number of bytes that encode them."""
 
     tensors: int
     nbytes: int
 
     def manifest(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> int:
-        """Return the bytes of a manifest with these entries."""
+        """Return the number of bytes of a manifest with these entries."""
         return self.nbytes + sum(map(len, frame(self.tensors, metadata, shards)))
 
 
 class _Extent(NamedTuple):
-    """The size of a tensor: bytes of its entry without name and offsets, offsets of its parts, and the end of the
-    last part."""
+    """The space that a tensor takes.
+
+    It is given by the number of bytes of the tensor's entry without name and offsets, the offsets of the tensor's
+    parts, and the end of the last part.
+    """
 
     nbytes: int
     begins: tuple[int, ...]
@@ -78,19 +81,22 @@ def _extent(spec: TensorSpec, digest: str | None, shard: str | None) -> _Extent:
 
 
 def _name_bytes(name: str) -> int:
-    """Return the encoded bytes of a name; raises the errors of ``cbor.dumps``."""
+    """Return the number of bytes that encode a name in CBOR; raises the errors of ``cbor.dumps``."""
     return len(name) + _number_bytes(len(name)) if name.isascii() else len(cbor.dumps(name))
 
 
 def _number_bytes(number: int) -> int:
-    """Return the encoded bytes of an integer, or of the length of a text; raises the errors of ``cbor.dumps``."""
+    """Return the number of bytes that encode an integer in CBOR; raises the errors of ``cbor.dumps``.
+
+    The number is the same for the head of a text of ``number`` bytes.
+    """
     if number < 1 << 32:
         return 1 if number < 24 else 2 if number < 1 << 8 else 3 if number < 1 << 16 else 5
     return len(cbor.dumps(number))
 
 
 def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: str | None) -> int:
-    """Return the bytes of the file if no two parts are equal; an unknown length counts as its maximum."""
+    """Return the number of bytes of the file if no two parts are equal; an unknown length counts as its maximum."""
     entries, tail = entries_size(specs, digest)
     return align(tail) + entries.manifest(metadata, {}) + FOOTER
 
@@ -125,7 +131,7 @@ def split(specs: Sequence[TensorSpec], max_shard: int | None) -> list[Sequence[T
 
 
 def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest: str | None) -> int:
-    """Return the bytes of all files, an upper limit if parts are equal."""
+    """Return the number of bytes of all files; an upper limit if some parts are equal."""
     if len(members) == 1:
         return file_size(artifact.tensors, artifact.metadata, digest)
     nbytes = 0
@@ -160,7 +166,7 @@ class Zt2ShardsWriter(FormatWriter):
         The tensors of each shard, in order.
     metadata : mapping
     digest : {"crc32c", "sha256", None}
-        The digest of parts. A shard always has a digest: SHA-256 if ``digest`` is, else XXH3.
+        The digest of parts. A shard always has a digest: SHA-256 if ``digest`` is ``sha256``, else XXH3.
     """
 
     def __init__(

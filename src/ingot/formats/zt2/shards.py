@@ -39,7 +39,7 @@ def open_shards(store: Store, name: str, manifest: Manifest) -> Iterator[tuple[s
     UsageError
         ``zt2.shard-missing``: no file fits.
     FormatError
-        The rules of ``read_footer``: the file is no container.
+        The rules of ``read_footer``: the file is not a container.
     """
     finder = _Finder(store, name, manifest)
     for shard in optional_value(manifest.shards) or {}:

@@ -25,7 +25,7 @@ ALGORITHMS = {None: None, "crc32c": "xxh3", "sha256": "sha256"}
 
 
 class PartLocation(NamedTuple):
-    """The byte range of a part and its digest; ``shard`` names another file than that of the manifest."""
+    """The byte range of a part, and its digest; ``shard`` names the part's file if it is not the manifest's file."""
 
     offset: int
     length: int
@@ -34,7 +34,7 @@ class PartLocation(NamedTuple):
 
 
 def canonical_parts(spec: TensorSpec, written: WrittenForm) -> list[PartSpec]:
-    """Return a tensor's parts in the order of the canonical form: by the bytes of their roles in the file."""
+    """Return a tensor's parts in the order of the canonical form: sorted by their roles in the file, as bytes."""
     return sorted(spec.parts, key=lambda part: written.roles.get(part.role, part.role).encode())
 
 
@@ -60,7 +60,7 @@ def is_simple(spec: TensorSpec) -> bool:
 
 
 def is_dense_raw(spec: TensorSpec) -> bool:
-    """Return whether this is a dense tensor of a storage type in one raw part, which is valid if its name is."""
+    """Return whether this is a dense tensor of a storage type in one raw part; it is valid if its name is valid."""
     return spec.dtype in ITEM_BYTES and is_plain(spec)
 
 

@@ -37,7 +37,7 @@ class WrittenForm(NamedTuple):
 
 
 ITEM_BYTES = {name: row.bits // 8 for name, row in STORAGE_DTYPES.items() if name != "bool"}
-"""The storage types and their bytes; bool is a logical type of u8."""
+"""The storage types and the number of bytes of an element; bool is a logical type of u8."""
 REGISTERED: Mapping[str, str] = {
     **{
         name: name for name in ("bool", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz", "complex64", "complex128")
@@ -80,7 +80,7 @@ def storage_of(stored: str) -> str | None:
 
 
 def nbytes_of(dtype: str, stored: str | None, count: int) -> int | None:
-    """Return the bytes of ``count`` elements; None if the logical type is unknown."""
+    """Return the number of bytes of ``count`` elements; None if the logical type is unknown."""
     if stored is None:
         return count * ITEM_BYTES[dtype]
     return DTYPES[LOGICAL_TYPES[stored]].nbytes(count) if stored in LOGICAL_TYPES else None

@@ -1,8 +1,8 @@
 """Writer of the canonical form of container version 2; computes digests from the bytes that pass.
 
-A part gets its offset when its tensor begins, as far as lengths are known. Parts after a part of unknown length are
-buffered in unnamed temporary files. If a part equals an earlier part byte for byte, it becomes a reference to that
-blob, and bytes written after it are moved up. So the layout depends on the bytes alone.
+When a tensor begins, its parts get offsets up to the first part of unknown length. The parts after that part are
+buffered in unnamed temporary files. If a part equals an earlier part byte for byte, it becomes a reference to the
+earlier part's blob, and bytes written after it are moved up. So the layout depends on the bytes alone.
 """
 
 from __future__ import annotations
@@ -293,7 +293,11 @@ class Zt2Writer(FormatWriter):
         return UsageError(message, rule="zt2.resume-record", where=self._name)
 
     def _place_part(self, part: _Writing) -> PartLocation:
-        """Return the final location of a complete part: an equal blob, also in the base, or the end of the file."""
+        """Return the final location of a complete part.
+
+        If the base or this file has an equal blob, return the blob's location. Otherwise move the part to the end of
+        the file.
+        """
         if self._base is not None:
             for location in self._base.candidates(part.length, part.crc):
                 if self._equal(part, partial(self._base.read, location)):
@@ -326,8 +330,10 @@ class Zt2Writer(FormatWriter):
             self._tail = offset + length
 
     def _equal(self, part: _Writing, read: Callable[[int, int], bytes]) -> bool:
-        """Return whether a part equals the bytes that ``read`` returns by start and length; a checksum does not
-        suffice."""
+        """Return whether a part equals the bytes that ``read(start, length)`` returns.
+
+        Equal checksums alone do not prove this.
+        """
         if part.spool is not None:
             position = 0
             for chunk in part.spool.chunks():
@@ -351,8 +357,10 @@ class Zt2Writer(FormatWriter):
             self._sink.write_at(target + start, self._read_after(source, start, size))
 
     def _reserve(self) -> int:
-        """Return the next offset for a blob; the part of the gap that may contain other bytes is overwritten with
-        zeros."""
+        """Return the next offset for a blob.
+
+        If the gap before the offset may contain other bytes, they are overwritten with zeros.
+        """
         offset, (start, end) = align(self._tail, CANONICAL), self._loose or (0, self._tail)
         start = max(start, self._tail)
         end = min(end, offset)

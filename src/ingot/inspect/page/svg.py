@@ -155,9 +155,10 @@ def heat(
 
 
 def heat_range(values: Iterable[float]) -> tuple[float, float]:
-    """Return the values of the faintest and of the strongest colour: the smallest positive one and the largest.
+    """Return the values that get the faintest and the strongest colour.
 
-    They differ by at least a tenth of the largest, so that small differences have similar colours.
+    The strongest colour is the largest value. The faintest colour is the smallest positive value, but at most 0.9
+    times the largest value, so that nearly equal values get similar colours.
     """
     positive = [value for value in values if value > 0]
     largest = max(positive, default=1.0)

@@ -16,7 +16,8 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     Parameters
     ----------
     device : optional
-        A ``jax.Device`` or sharding; a platform name (``"cpu"``) means its first device; by default JAX's default.
+        A ``jax.Device`` or sharding, or the name of a platform (``"cpu"``), which means the platform's first device.
+        The default is JAX's default device.
 
     Raises
     ------

@@ -73,7 +73,10 @@ def to_numpy(tensor: Any) -> Array:
 
 
 def _carrier(row: DType) -> str | None:
-    """Return the integer type, by its name in NumPy and torch, that carries the bits of bfloat16 or fp8; else None."""
+    """Return the integer type, by its name in NumPy and torch, that carries the bits of bfloat16 or fp8.
+
+    None for any other type.
+    """
     return {"bf16": "int16"}.get(row.name) or ("uint8" if row.is_float and row.bits == 8 else None)
 
 

@@ -15,7 +15,7 @@ from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.model.tensor import Tensor
 
 SCRATCH = 8 << 20
-"""Maximum bytes of decoded values and temporary memory per block of rows; a block is at least a row."""
+"""Maximum number of bytes of decoded values and temporary memory per block of rows; a block is at least a row."""
 
 _STEPS = 16  # maximum bytes of temporary memory per decoded value, over all layouts
 
@@ -23,8 +23,8 @@ _STEPS = 16  # maximum bytes of temporary memory per decoded value, over all lay
 def decodes_on_device(tensor: Tensor, dtype: Any, device: Any) -> bool:
     """Return whether a tensor is decoded on a device into the floating-point type ``dtype`` (by default its dtype).
 
-    This holds for matrices of the affine family whose rows are full bytes; other tensors are decoded on the CPU. Raises
-    ``MissingExtraError`` without torch.
+    Matrices of the affine family whose rows are full bytes are; other tensors are decoded on the CPU. Raises
+    ``MissingExtraError`` if torch is not installed.
     """
     if device is None or device == "cpu":
         return False
@@ -38,9 +38,10 @@ def decodes_on_device(tensor: Tensor, dtype: Any, device: Any) -> bool:
 
 
 def decode_on_device(tensor: Tensor, dtype: Any, device: Any) -> Any:
-    """Return the values of a tensor, decoded on a device; None unless ``decodes_on_device``.
+    """Return the values of a tensor, decoded on a device; None if ``decodes_on_device`` returns false.
 
-    Blocks of rows are decoded in turn. Besides the values and the parts this takes ``SCRATCH`` bytes, or a row.
+    Blocks of rows are decoded in turn. Besides the values and the parts, decoding takes ``SCRATCH`` bytes of memory, or
+    the memory for one row if this is more.
 
     Raises
     ------

@@ -123,7 +123,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     """Collect statistics of a model's matrices, and write them.
 
     Memory holds the weights of one layer, the activations of a few windows and the moments of the layer. Activations
-    between layers are stored in a folder next to ``out``. If the model fits into memory, it stays there.
+    between layers are stored in a folder next to ``out``. If the full model fits into memory, it stays in memory.
 
     Returns
     -------
@@ -204,9 +204,9 @@ class _Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """The model and its input: the tokens of a text, or None if the model reads samples of its own.
+    """The model and its input: the tokens of a text, or None if the model reads samples that it generates.
 
-    ``prefix`` has the tokens that each window begins with.
+    ``prefix`` contains the tokens with which each window begins.
     """
 
     skeleton: MetaModel
@@ -320,7 +320,7 @@ def _digest(tokens: Any) -> str:
 def _samples(
     torch: Any, model: LayerwiseModel, memory_plan: MemoryPlan, prefix: Sequence[int], work: Work, progress: Progress
 ) -> Any:
-    """Return sequences sampled from the model, or those of an earlier run: i64 [windows, length]."""
+    """Return sequences sampled from the model, or the sequences that an earlier run sampled: i64 [windows, length]."""
     if work.finished(_SAMPLED) is None:
         cache = (
             spilled_cache(model.skeleton.model, memory_plan.length, work.scratch)

@@ -1,4 +1,4 @@
-"""A model that loads its layers one at a time, and the moments to sum of each layer in a calibration."""
+"""A model that loads its layers one at a time, and the moments that a calibration sums for each layer."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ class LayerwiseModel:
             yield self.skeleton.model
 
     def moment_specs(self, layer: Layer) -> list[MomentSpec]:
-        """Return the moments to sum of a loaded layer."""
+        """Return which moments are summed for each matrix of a loaded layer."""
         matrices = self.skeleton.matrices(layer).values()
         return [self._spec(matrix, self._cols(matrix)) for group in matrices for matrix in group]
 
     def shapes(self, layer: Layer) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return rows and columns of a layer's matrices: of matrices that all tokens use, and of experts."""
+        """Return the shapes of a layer's matrices: of the matrices that all tokens use, and of the experts."""
         dense = []
         routed = []
         for tensor in {site.tensor.name: site.tensor for site in layer.sites}.values():
@@ -118,7 +118,7 @@ class LayerwiseModel:
         return dense, routed
 
     def sizes(self, layer: Layer) -> list[int]:
-        """Return the bytes of the moments of each matrix of a layer."""
+        """Return the number of bytes that the moments of each matrix of a layer take."""
         return [
             self._spec(MatrixRows("", None, 0, rows), cols).nbytes
             for shapes in self.shapes(layer)
@@ -126,7 +126,10 @@ class LayerwiseModel:
         ]
 
     def head_spec(self) -> MomentSpec | None:
-        """Return the moments to sum of the head; None if it is tied. G would be as large as the vocabulary squared."""
+        """Return which moments are summed for the head; None if the head is tied.
+
+        G is not summed, because it would be as large as the vocabulary squared.
+        """
         if self.head is None or (self.embedding is not None and self.head.tensor is self.embedding.tensor):
             return None
         rows, cols = self.head.tensor.matrix_shape

@@ -259,10 +259,11 @@ def _hook(sums: Sums, rows: int, *, fisher: bool) -> Any:
 
 
 def _encoder_gradients(torch: Any, model: LayerwiseModel, hidden: Any, *, fisher: bool) -> Any:
-    """Return the gradients of ``v . e`` for random normal v, and e the normalized mean of a window's outputs.
+    """Return the gradients of ``v . e`` for random normal v, where e is the normalized mean of a window's outputs.
 
     If e is the mean of a normal distribution with variance 1, these are gradients of the log-likelihood of a vector
-    drawn from it. The second moment of v is the identity, so G is that of the squared distance of embeddings.
+    drawn from this distribution. The second moment of v is the identity, so G measures the squared distance of
+    embeddings.
     """
     hidden.requires_grad_(fisher)
     out = model.stack.leave(hidden, model.width).last_hidden_state

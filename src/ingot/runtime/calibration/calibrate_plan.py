@@ -30,9 +30,10 @@ _SIDE = 1024  # size of the matrices that measure the processor's speed
 class MemoryPlan:
     """The use of memory in a calibration.
 
-    If ``in_memory``, the model stays in memory. If ``spilled``, keys and values of samples are in files. ``batch``
-    windows of ``window`` bytes of activations pass through a layer together. ``weights`` are the bytes of weights in
-    memory, ``sums`` the bytes of all moments, ``ends`` the bytes of embedding, head and logits.
+    If ``in_memory`` is set, the model stays in memory. If ``spilled`` is set, keys and values of samples are in files.
+    ``batch`` windows pass through a layer together, each with ``window`` bytes of activations. ``weights``, ``sums``
+    and ``ends`` are the numbers of bytes that take, in this order: the weights in memory; all moments; and the
+    embedding, the head and the logits.
     """
 
     windows: int
@@ -59,14 +60,14 @@ class MemoryPlan:
     _weight: int = 1
 
     def moment_bytes(self, layer: Layer) -> int:
-        """Return the bytes that the moments of a layer may take."""
+        """Return the number of bytes that the moments of a layer may take."""
         return self.free - self.weights - self.batch * self.window
 
 
 def plan_memory(
     model: LayerwiseModel, options: CalibrateOptions, shape: tuple[int, int], *, sampling: bool
 ) -> MemoryPlan:
-    """Return the plan for a calibration in the available memory. Raises ``calibrate.ram`` if it is too small."""
+    """Return the plan for a calibration in the available memory. Raises ``calibrate.ram`` if memory is too small."""
     skeleton, (windows, length) = model.skeleton, shape
     ceiling = available_ram() // 2 if options.max_ram is None else parse_size(options.max_ram) - anonymous_in_use()
     free = ceiling - RESERVE
@@ -153,7 +154,10 @@ def _speed(torch: Any) -> float:
 
 
 def _active(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> int:
-    """Return the sum of rows and columns of matrices that a token uses in a layer, or with ``products`` of products."""
+    """Return the sum of rows + columns over the matrices that a token uses in a layer.
+
+    If ``products`` is set, return the sum of rows * columns.
+    """
     dense, routed = model.shapes(layer)
     share = _share(model.skeleton.model.config)
     totals = [sum(rows * cols if products else rows + cols for rows, cols in shapes) for shapes in (dense, routed)]
@@ -175,7 +179,7 @@ def _heads(model: LayerwiseModel) -> int:
 
 
 def _cached(model: LayerwiseModel, windows: int, length: int) -> int:
-    """Return the bytes of keys and values of all layers."""
+    """Return the number of bytes of keys and values of all layers."""
     text = model.skeleton.model.config.get_text_config()
     heads = _heads(model)
     key_heads = getattr(text, "num_key_value_heads", None)

@@ -89,7 +89,7 @@ class Work:
         return out
 
     def arrays(self, name: str, index: Iterable[tuple[str, str, list[int], int]]) -> dict[str, Array]:
-        """Return arrays of a mapped file by the index of ``Writer.add``, without allocating memory."""
+        """Return the arrays in a file, mapped without allocating memory; ``index`` is the index of ``Writer.add``."""
         source = LocalStore(self._files, "mmap").open(name)
         arrays = {}
         for key, dtype, shape, offset in index:

@@ -26,7 +26,7 @@ _TOKENS = 512  # tokens that are processed together, to limit memory
 
 @dataclass(frozen=True, slots=True)
 class MomentSpec:
-    """The moments to sum of a matrix: A if ``inputs``, G if ``outputs``."""
+    """The moments that are summed for a matrix: A if ``inputs`` is set, G if ``outputs`` is set."""
 
     name: str
     rows: int
@@ -37,7 +37,7 @@ class MomentSpec:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the sums."""
+        """The number of bytes of the sums."""
         return 4 * (self.cols**2 * self.inputs + self.rows**2 * self.outputs) + 24 * self.cols
 
 
@@ -74,7 +74,7 @@ class Moment:
 
 
 class InputsDivergedError(Exception):
-    """Matrices that had multiplied the same inputs received different inputs: their sums must start again."""
+    """Matrices that shared sums because they had the same inputs received different inputs; sums must start again."""
 
 
 class Inputs:
@@ -141,7 +141,7 @@ class Sums:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether there are statistics: a product was recorded, or the matrix is an expert without tokens."""
+        """Whether the matrix has statistics: a product was recorded, or the matrix is an expert without tokens."""
         return self._count > 0 or self.spec.expert
 
     @property
@@ -151,7 +151,10 @@ class Sums:
         return self.leader.spec.name if summed and self.leader is not None and self._count else None
 
     def forward(self, inputs: Any, leader: Sums | None) -> None:
-        """Add inputs f32 [tokens, cols]; ``leader`` got the same inputs. Raises ``InputsDivergedError``."""
+        """Add inputs f32 [tokens, cols]; ``leader`` are the sums of the first matrix with the same inputs.
+
+        Raises ``InputsDivergedError`` if an earlier call had another leader.
+        """
         if not len(inputs):
             return
         if self._inputs is None and self.leader is None:
@@ -166,7 +169,7 @@ class Sums:
         self._inputs.add(inputs)
 
     def back(self, inputs: Any, gradients: Any) -> None:
-        """Add to A and G; ``gradients``, f32 [tokens, rows], are those at the outputs."""
+        """Add a batch to A and G; ``gradients`` are the gradients of the matrix's outputs, f32 [tokens, rows]."""
         weights = gradients.square().mean(1)
         self._weight += float(weights.sum(dtype=self._torch.float64))
         if self.spec.inputs:
@@ -180,7 +183,10 @@ class Sums:
         return self._moments[field]
 
     def arrays(self, tokens: int) -> dict[str, Array]:
-        """Return the means by field; G's is over all ``tokens`` of the run. Raises ``calibrate.value``."""
+        """Return the mean statistics by field; the mean of G is over all ``tokens`` of the calibration.
+
+        Raises ``IntegrityError`` ``calibrate.value`` if a mean is NaN or infinite.
+        """
         shared = self._shared or Inputs(self._torch, self.spec.cols, None)
         count = max(shared.count, 1)
         moments = dict(self._moments)
@@ -210,7 +216,7 @@ def record_products(
     share: bool = True,
     product: Callable[[Any, Any, Any], Any] | None = None,
 ) -> Iterator[None]:
-    """Record the inputs of products with some parameters in this context, and if ``fisher`` their gradients.
+    """Record the inputs of products with some parameters in this context; if ``fisher`` is set, also the gradients.
 
     Parameters
     ----------
@@ -250,7 +256,7 @@ def record_products(
 
 
 class _LatestInputs:
-    """The inputs of the latest product, and the first matrix that multiplied them."""
+    """The inputs of the latest product, and the first matrix that multiplied these inputs."""
 
     def __init__(self) -> None:
         self._tensor: Callable[[], Any] = lambda: None
@@ -285,7 +291,7 @@ def _matrices_of(
 def record_product(
     sums: Sums, inputs: Any, output: Any, rows: slice, *, fisher: bool, leader: Sums | None = None
 ) -> None:
-    """Record the inputs of a product now, and its gradients in the backward pass; ``leader`` got the same inputs."""
+    """Record the inputs of a product now, and the gradients in the backward pass; for ``leader`` see ``forward``."""
     flat = inputs.detach().flatten(0, -2)
     sums.forward(flat, leader)
     if fisher and output.requires_grad:

@@ -34,8 +34,8 @@ def draw_samples(
 ) -> Any:
     """Return sequences drawn with torch's random state: i64 [count, length]. Raises the error of ``require_finite``.
 
-    Each begins with ``prefix``, the tokens that the tokenizer adds before a text. ``cache`` creates the KV cache for a
-    number of windows; if it returns None, the model creates its own.
+    Each sequence begins with ``prefix``, the tokens that the tokenizer adds before a text. ``cache`` creates the KV
+    cache for a number of windows; if ``cache`` returns None, the model creates its own KV cache.
     """
     drawn = []
     with torch.no_grad():  # not inference mode: a layer that is loaded in a pass may serve other passes too

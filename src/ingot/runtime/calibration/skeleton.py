@@ -124,14 +124,14 @@ class MetaModel:
         return list(layers.values())
 
     def fill(self, sites: Sequence[Placeholder]) -> None:
-        """Decode the tensors of placeholders for good; shared parameters stay shared."""
+        """Decode the tensors of placeholders permanently; shared parameters stay shared."""
         self._require(_nbytes({site.tensor.name: site.tensor for site in sites}))
         parameters: dict[int, Any] = {}
         for site in sites:
             site.module._parameters[site.attribute] = self._parameter(site, parameters)
 
     def nbytes(self, layer: Layer) -> int:
-        """Return the bytes of a layer in f32."""
+        """Return the number of bytes of a layer in f32."""
         tensors = {site.tensor.name: site.tensor for site in layer.sites}
         return _nbytes(tensors | {name: self.checkpoint[name] for name in layer.merged})
 
@@ -202,7 +202,10 @@ class MetaModel:
         return matrices
 
     def _merged_matrices(self, layer: Layer, path: str, parameter: Any) -> list[MatrixRows]:
-        """Return the matrices that transformers merged into a parameter by its table; none if the values differ."""
+        """Return the matrices that transformers merged into a parameter, according to transformers' table.
+
+        Return no matrices if the parameter's values differ from the matrices' values.
+        """
         for sources, targets in _converters(self._config):
             if not any(re.search(target, path) for target in targets):
                 continue

@@ -77,7 +77,10 @@ class Divergence:
             self.over += f", each after {prefix_text(self._windows.prefix)}"
 
     def __call__(self, path: str, *, alone: bool) -> Kl:
-        """Return the divergence of the model at ``path``; if ``alone``, it is a file that uses the source's config."""
+        """Return the divergence of the model at ``path``.
+
+        If ``alone`` is set, the path is a file of weights, and the source's config is used.
+        """
         if not alone:
             return self._measure(replace(self._reference, path=path))
         with companions_folder(self._source) as folder:

@@ -50,7 +50,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A limit on a figure; if ``relative``, ``bound`` is a multiple of the reference's figure."""
+    """A limit on a figure; if ``relative`` is set, ``bound`` is a multiple of the reference's figure."""
 
     text: str
     figure: str

@@ -240,7 +240,7 @@ def _require_tokens(model: Any, top_k: int | None) -> None:
 
 
 def _windows_per_pass(model: Any, length: int) -> int:
-    """Return the number of windows per pass of the model, so that logits stay below the limit; at least one."""
+    """Return the number of windows per pass for which the logits stay below the limit; at least one."""
     return max(1, _LOGITS // (length * max(1, vocabulary_size(model))))
 
 

@@ -26,7 +26,7 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Figures of speculative decoding with a draft head. The generated tokens are the same as without it.
+    """Figures of speculative decoding with a draft head. The generated tokens are the same as without the head.
 
     Parameters
     ----------
@@ -60,9 +60,10 @@ class Drafted:
 class Generated:
     """A continuation with its time and memory.
 
-    ``first_token_seconds`` is the time of the pass over the prompt. ``tokens_per_second`` counts the tokens after the
-    first; None if there is only one. ``stopped`` is true if the model ended the text itself. ``drafted`` is set if a
-    draft head was used, ``kv_cache`` if keys and values were packed: their memory after the last pass.
+    ``first_token_seconds`` is the time of the pass over the prompt. ``tokens_per_second`` is the rate of the tokens
+    after the first token; None if only one token was generated. ``stopped`` is true if the model ended the text itself.
+    ``drafted`` is set if a draft head was used. ``kv_cache`` is set if keys and values were packed; it is their memory
+    after the last pass.
     """
 
     prompt: str
@@ -220,7 +221,7 @@ def greedy(
 
 
 def require_vocabulary(model: Any, tokens: Any) -> None:
-    """Raise ``model.vocabulary`` if the model has no embedding for a token: the tokenizer is another model's."""
+    """Raise ``model.vocabulary`` if the model has no embedding for a token; the tokenizer then fits another model."""
     size = vocabulary_size(model)
     if tokens.numel() and int(tokens.max()) >= size:
         raise FormatError(

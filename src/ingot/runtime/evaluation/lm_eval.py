@@ -156,7 +156,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         return scores
 
     def _loglikelihood_tokens(self, requests: Sequence[_Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """Return for each request the log-likelihood of its last tokens, and whether each was the likeliest."""
+        """Return for each request the log-likelihood of the tokens to score, and whether each was the likeliest."""
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
         scores: dict[int, tuple[float, bool]] = {}
         for batch in _cut(order, self.batch_size):

@@ -31,7 +31,7 @@ class Scores:
     def add(self, logits: Any, targets: Any, reference: Any | None, exact: Any | None = None) -> None:
         """Add a window: logits f32 [tokens, vocabulary], the actual tokens, the reference's logits or None.
 
-        ``exact`` has the model's logits without rounded inputs, if ``rounded``.
+        If ``rounded`` is set, ``exact`` contains the model's logits without rounded inputs.
 
         KL(reference || model) is sum of p (log p - log q) over the vocabulary, in nats.
         """

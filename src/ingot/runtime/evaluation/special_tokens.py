@@ -67,9 +67,9 @@ def _splits(encoded: list[int], text_ids: list[int]) -> set[Surrounding]:
 
 
 def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
-    """Return a prompt's tokens with the tokens that the tokenizer adds before a text, and none after it.
+    """Return a prompt's tokens with the tokens that the tokenizer adds before a text, but without those after a text.
 
-    A prompt that already begins with the added tokens, for example from a chat template, gets them once.
+    If the prompt already begins with the added tokens, for example from a chat template, they are not added again.
     """
     before = list(surrounding_tokens(tokenizer).before)
     text_ids = text_tokens(tokenizer, prompt)

@@ -55,7 +55,7 @@ class Windows:
 
 
 def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Windows:
-    """Return the windows of a text file that ``protocol`` asks for, fewer if the text is short.
+    """Return the windows of a text file that ``protocol`` requests; fewer windows if the text is short.
 
     Raises the errors of ``read_text`` and ``cut_windows``.
     """
@@ -99,7 +99,7 @@ def cut_windows(
     location : str
         The text, for messages.
     surrounding : Surrounding
-        The tokens that windows begin and end with.
+        The tokens with which each window begins and ends.
     contiguous : bool
         Whether the surrounding tokens are inserted, so that windows contain all text; else they replace text tokens.
 
@@ -142,7 +142,7 @@ def text_length_of_window(length: int, surrounding: Surrounding) -> int:
 
 
 def sample_prefix(path: AnyPath) -> tuple[SpecialToken, ...] | None:
-    """Return the tokens that the model's samples begin with; None if its folder has no tokenizer.
+    """Return the tokens with which the model's samples begin; None if the model's folder has no tokenizer.
 
     Raises
     ------

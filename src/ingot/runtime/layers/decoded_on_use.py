@@ -17,8 +17,8 @@ from ingot.errors import UsageError
 class DecodedOnUse(torch.Tensor):
     """A tensor whose values are computed by ``decode`` for each operation that uses them.
 
-    It has no gradient. Operations that would write to it raise ``UsageError`` ``matmul.weight``, because they would not
-    change the packed parts.
+    The tensor has no gradient. Operations that would write to the tensor raise ``UsageError`` ``matmul.weight``,
+    because they would not change the packed parts.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from ingot.core.runtime.parallel import share_openmp
 from ingot.runtime.layers.packed_linear import PackedLinear
 
 SPARE_TOKENS = 256
-"""Tokens to preallocate after the present ones, besides an eighth of these."""
+"""Number of tokens to preallocate after the present tokens, besides an eighth of their number."""
 
 _NAME = "ingot_preallocated"
 _PLAIN: Any = DynamicLayer
@@ -33,8 +33,9 @@ _PLAIN: Any = DynamicLayer
 class PreallocatedCache:
     """Keys and values [sequences, heads, capacity, width], of which the first ``used`` tokens are valid.
 
-    The tensors of a layer are views of these. Valid tokens are never overwritten. If two layers share the memory, as
-    copies of a cache do, the second to append finds its tokens followed by others and copies them.
+    The tensors of a cache layer are views of these arrays. Valid tokens are never overwritten. If two cache layers
+    share the memory, as copies of a cache do, the first to append uses it. When the second layer appends, its tokens
+    are already followed by other tokens, so it copies its tokens to new memory.
     """
 
     __slots__ = ("keys", "used", "values")
@@ -45,7 +46,7 @@ class PreallocatedCache:
         self.values = _preallocate(values)
 
     def can_append(self, layer: Any, count: int) -> bool:
-        """Return whether the layer's tokens are the valid ones and ``count`` more fit."""
+        """Return whether the layer's tokens are exactly the valid tokens, and ``count`` more tokens fit."""
         return (
             layer.keys.shape[2] == self.used <= self.keys.shape[2] - count
             and _is_prefix(self.keys, layer.keys)
@@ -67,7 +68,7 @@ class PreallocatedCache:
 
 
 def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append keys and values to layer ``index`` and return all of that layer, as ``cache.update`` does."""
+    """Append keys and values to layer ``index``; return all keys and values of the layer, as ``cache.update`` does."""
     layer = layer_of(cache, index)
     preallocated = (
         preallocated_cache(layer, keys.shape, keys.dtype)
@@ -91,9 +92,11 @@ def layer_of(cache: Any, index: int) -> Any:
 
 
 def preallocated_cache(layer: Any, shape: Sequence[int], dtype: torch.dtype) -> PreallocatedCache | None:
-    """Return the preallocated memory for appending keys and values [sequences, heads, tokens, width] to a layer.
+    """Return the preallocated memory for appending keys and values of ``shape`` to a cache layer.
 
-    None if the layer is no plain layer with tokens of that shape and dtype, or if there are many new tokens.
+    ``shape`` is [sequences, heads, new tokens, width]. Return None if the layer is not exactly a ``DynamicLayer``, is
+    empty, is not on the CPU, or has another dtype or other dimensions. Also return None if there are more than
+    ``SPARE_TOKENS`` new tokens.
     """
     if type(layer) is not _PLAIN or not layer.is_initialized or layer.keys.ndim != 4 or shape[2] > SPARE_TOKENS:
         return None
@@ -134,7 +137,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def put_layers(model: torch.nn.Module) -> int:
     """Make the supported decoder layers of a model compute in native calls; return their number.
 
-    If the first of them does not agree with ``DecoderLayer``, all layers stay unchanged and the result is 0.
+    If the first supported layer does not agree with ``DecoderLayer``, all layers stay unchanged and the result is 0.
     """
     layers: list[Any] = [module for module in model.modules() if _is_supported(type(module))]
     for layer in layers:
@@ -168,7 +171,7 @@ def _blank(base: type) -> Any:
 
 
 class _NativeState:
-    """The native layer (``layer``, or None if it cannot be built), and the state that it was built from.
+    """The native layer (``layer``, or None if it cannot be built), and the state from which it was built.
 
     Other code may replace a part of a model or its ``forward``, add hooks, or set ``data``. Comparing the state detects
     all of these.
@@ -241,8 +244,8 @@ class _NativeState:
 class InNativeCalls:
     """A decoder layer whose native code computes the parts before and after attention, or all of it for one more token.
 
-    The layer's original forward computes if gradients are recorded, a part of the layer has a hook, or a part is not
-    the original.
+    The layer's original forward is used if gradients are recorded, if a part of the layer has a hook, or if a part was
+    replaced.
     """
 
     _built: _NativeState | None = None

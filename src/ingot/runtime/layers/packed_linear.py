@@ -77,7 +77,7 @@ def _broadcast(values: Any, params: AffineLayout, cols: int) -> Any:
 
 
 SCRATCH = 8 << 20
-"""Bytes of decoded weights that a larger product needs at a time; at least one row."""
+"""Maximum number of bytes of decoded weights that a larger product holds at a time; at least one row is decoded."""
 
 KERNELS = frozenset({"cpu"})
 """Types of devices with kernels of Ingot; other devices use torch operations."""
@@ -93,7 +93,7 @@ _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloa
 def rows_alone() -> Iterator[None]:
     """Make packed layers compute up to 64 rows on this thread with the kernel for one row, so that bits match.
 
-    Otherwise another kernel, which adds in another order, computes more than a few rows.
+    Without this context, another kernel computes more than a few rows, and adds in another order.
     """
     _rows.alone = True
     try:

@@ -94,7 +94,7 @@ class Stack:
     def enter(self, embedded: Any, *, with_gradients: bool = False) -> LayerInputs:
         """Return the first layer's input for these embeddings, and the other arguments of each layer.
 
-        Unless ``with_gradients``, layers may not receive other values that depend on the embeddings.
+        If ``with_gradients`` is false, layers may not receive other values that depend on the embeddings.
         """
         entries = self._headless(embedded, None).entries
         calls = [call for _, call, _ in entries]
@@ -134,7 +134,7 @@ class Stack:
     def leave(self, hidden: Any, width: int, *, headless: bool = False) -> Any:
         """Return the model's output if the last layer returns ``hidden``: [windows, length, width].
 
-        If ``headless``, the head returns its input unchanged, if the model can run so.
+        If ``headless`` is set, and if the model can run so, the head returns its input unchanged.
         """
         zeros = hidden.new_zeros(*hidden.shape[:-1], width)
         return (self._headless if headless else self._through)(zeros, hidden).out
@@ -143,7 +143,10 @@ class Stack:
         return self._run(dict(zip(self.paths, self._layers, strict=True)), embedded, last)
 
     def _headless(self, embedded: Any, last: Any) -> _Run:
-        """Run the model without its head, which may be as large as some layers; with it if the model needs logits."""
+        """Run the model without its head, which may be as large as some layers.
+
+        If the model needs logits, it runs with the head.
+        """
         head = self._model.get_output_embeddings()
         if head is None:
             return self._through(embedded, last)

@@ -12,7 +12,7 @@ from ingot.errors import UsageError
 from ingot.reporting.report import Bytes
 
 VARIANTS: Final = {"int8": (8, 64, 64), "int4": (4, 64, 64), "kivi2": (2, 32, 128)}
-"""Bits of a code, tokens of a block and tokens of the window of each kind."""
+"""For each kind: the number of bits of a code, of tokens of a block, and of tokens of the window."""
 OBSERVED = 32
 """Tokens at the end of a prompt whose attention selects the tokens to keep (SnapKV)."""
 
@@ -23,7 +23,11 @@ _MAX_LENGTH = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class KvUse:
-    """The memory of a cache: ``kind`` with its options, tokens per sequence, bytes, and bytes of an unpacked cache."""
+    """The memory of a cache.
+
+    The fields are ``kind`` with its options, the number of tokens per sequence, the number of bytes, and the number of
+    bytes of an unpacked cache.
+    """
 
     kind: str
     tokens: int

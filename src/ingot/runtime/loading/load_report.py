@@ -19,10 +19,10 @@ class LoadReport:
 
     ``format`` is the format of the files. ``tier`` and ``why`` name the stored variant that was chosen and the reason.
     ``dtype`` is a canonical name. ``seconds`` count from the path to the complete model, without ``imports``: the
-    seconds to import the runtime and the architecture's module. ``mapped``, ``decoded`` and ``packed`` are the bytes
-    that stay in mapped files, were decoded into memory, and stay packed. ``streamed`` are the bytes that every pass
-    decodes; at most ``window`` of them are in memory at a time. ``dispatch`` describes the stack chosen from a
-    ``.squizd`` file, the reason, and why earlier stacks were rejected; None for other formats.
+    seconds to import the runtime and the architecture's module. ``mapped``, ``decoded`` and ``packed`` are the numbers
+    of bytes that stay in mapped files, were decoded into memory, and stay packed. ``streamed`` is the number of bytes
+    that every pass decodes; at most ``window`` of these bytes are in memory at a time. ``dispatch`` describes the stack
+    chosen from a ``.squizd`` file, the reason, and why earlier stacks were rejected; None for other formats.
 
     ``ram_before`` is the resident set of the process after the imports. ``ram_delta`` is its growth until the model was
     complete, with touched pages of mapped files; ``memory_delta`` is the growth without those pages.

@@ -120,7 +120,7 @@ def _load(
 
 
 def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return fields of the report about the weights: format, dtype, and the bytes of packed and decoded tensors."""
+    """Return fields of the report about the weights: format, dtype, and the sizes of packed and decoded tensors."""
     layouts = {name: packed_layout(tensor) for name, tensor in checkpoint.items()}
     floats = (tensor.dtype for tensor in checkpoint.values() if tensor.dtype in SCALE_DTYPES)
     return {
@@ -221,7 +221,7 @@ def _build(utils: Any, folder: Store, weights: dict[str, Any]) -> Any:
 
 
 def _arrays(tensor: Tensor, repack: Repacked | None) -> dict[str, Any]:
-    """Return a tensor as mlx arrays: one of its name, or three of a packed layer in the layout ``repack``."""
+    """Return a tensor as mlx arrays: one array, or three arrays of a packed layer in the layout ``repack``."""
     if repack is None:
         return {tensor.name: from_numpy(tensor.numpy())}
     reader = repack.reader()

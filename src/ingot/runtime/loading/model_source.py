@@ -1,4 +1,4 @@
-"""The checkpoint that a model path stands for, and the folder with its config and tokenizer."""
+"""The checkpoint to load for a model path, and the folder with its config and tokenizer."""
 
 from __future__ import annotations
 

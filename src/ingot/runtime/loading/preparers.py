@@ -1,4 +1,4 @@
-"""Model preparers: extensions that choose or build the stored variant that a model is loaded from.
+"""Model preparers: extensions that choose or build the stored variant from which a model is loaded.
 
 A folder may contain a model in several variants, such as the tiers of a Squish directory. A preparer recognizes its
 folders and returns the variant that suits a request. Entry points in the group ``ingot.model_preparers`` register
@@ -66,5 +66,5 @@ MODEL_PREPARERS: Instances[ModelPreparer] = Instances(
 
 
 def preparer_for(store: Store) -> ModelPreparer | None:
-    """Return the first preparer that recognizes a folder; None if there is none."""
+    """Return the first preparer that recognizes a folder; None if no preparer does."""
     return next((preparer for _, preparer in MODEL_PREPARERS.available() if preparer.applies(store)), None)

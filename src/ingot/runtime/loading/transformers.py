@@ -67,8 +67,8 @@ def load_model(options: LoadOptions) -> Any:
     Weights stored in the requested dtype stay in the mapped file. Other weights are decoded once. Tied weights stay
     tied.
 
-    With ``stream``, decoded weights may be larger than memory: each pass decodes the next layer while one computes, in
-    the memory of two layers. A streamed model takes one pass at a time and cannot be saved.
+    With ``stream``, decoded weights may be larger than memory: while one layer computes, the next layer is decoded, so
+    that memory holds two layers. A streamed model runs one pass at a time and cannot be saved.
 
     A ``.squizd`` file runs on the first of its stacks that this machine has and Ingot can run. On a Mac this may be the
     Core ML package in the file. Then the model is a ``coremltools.models.MLModel``, unless ``device``, ``dtype`` or
@@ -282,7 +282,7 @@ def _require_room(device: Any, max_ram: str | int | None, location: str, nbytes:
 
 
 def _packed(checkpoint: Checkpoint, keep_packed: bool | None, choice: Dispatch | None) -> set[str]:
-    """Return the tensors that stay packed: all or none if requested, else those that the stack multiplies by."""
+    """Return the tensors that stay packed: all or none if requested, else the weights that the stack uses packed."""
     if keep_packed is not None:
         return packable(checkpoint) if keep_packed else set()
     computes = choice is not None and choice.computes

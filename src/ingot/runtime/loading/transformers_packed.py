@@ -60,7 +60,10 @@ def in_rows(tensor: Tensor) -> Tensor:
 
 
 def repacked_bytes(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
-    """Return the bytes that packed layers allocate for reordered tensors; the other tensors stay in the mapped file."""
+    """Return the number of bytes that packed layers allocate for reordered tensors.
+
+    The other tensors stay in the mapped file.
+    """
     return sum(tensors[name].nbytes for name in names if tensors[name].codec == PackedIntLayout.codec)
 
 
@@ -91,8 +94,8 @@ def put_packed(
         Dtype of the weights that have to be decoded.
     device : torch.device
     streamed : set of str
-        Names of tensors whose placeholders stay in the model, and with them those of ``packed`` that no layer computes
-        from. If this is empty, the latter are decoded.
+        Names of tensors whose placeholders stay in the model. If ``streamed`` is not empty, the placeholders of
+        ``packed`` tensors from which no layer computes also stay; otherwise these tensors are decoded.
     """
     names = packed | streamed
     model = attempt(names)
@@ -120,13 +123,13 @@ def put_packed(
 
 
 def _lost_placeholder(model: Any) -> bool:
-    """Return whether some tensor on device meta is no placeholder: transformers merged it or made it a buffer."""
+    """Return whether some tensor on device meta is not a placeholder: transformers merged it or made it a buffer."""
     parameters = any(parameter.is_meta and not hasattr(parameter, PACKED) for parameter in model.parameters())
     return parameters or any(buffer.is_meta for buffer in model.buffers())
 
 
 def placeholders(model: Any) -> Iterator[Placeholder]:
-    """Yield the placeholders in a model; a shared one is yielded for each module that holds it."""
+    """Yield the placeholders in a model; a shared placeholder is yielded for each module that contains it."""
     for path, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
             tensor = getattr(parameter, PACKED, None)

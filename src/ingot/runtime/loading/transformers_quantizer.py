@@ -173,7 +173,7 @@ def _wrap_save_pretrained(usual: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _location(path: Any, options: Mapping[str, Any]) -> Location | None:
-    """Return the folder of a model; None if the caller named none."""
+    """Return the folder of a model; None if the caller did not name a folder."""
     try:
         location = Location.parse(path)
     except UsageError:
@@ -207,7 +207,7 @@ def _uses_ingot(location: Location, quantization: Any, options: Mapping[str, Any
 
 
 def _transformers_cannot_load(location: Location, config: Mapping[str, Any]) -> bool:
-    """Return whether transformers has no usable quantizer for the packing in ``config.json``; log a warning if so.
+    """Return whether transformers has no usable quantizer for the packing in ``config.json``; then log a warning.
 
     A quantizer is unusable if a package or a GPU is missing. Errors that only a load reveals are left to transformers.
     """

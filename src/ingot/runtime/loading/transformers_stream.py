@@ -45,7 +45,7 @@ class _Unit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the decoded parameters; a parameter that several slots share counts once."""
+        """The number of bytes of the decoded parameters; a parameter that several slots share counts once."""
         return sum({id(slot.tensor): slot.between.numel() * slot.between.itemsize for slot in self.slots}.values())
 
 
@@ -74,12 +74,12 @@ class Stream:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one pass decodes."""
+        """The number of bytes that one pass decodes."""
         return sum(unit.nbytes for unit in self._units)
 
     @property
     def window(self) -> int:
-        """Peak bytes of decoded weights: two consecutive units, the first also follows the last."""
+        """The peak number of bytes of decoded weights: of two consecutive units, where the first follows the last."""
         sizes = [unit.nbytes for unit in self._units]
         return max(map(sum, zip(sizes, sizes[1:] + sizes[:1], strict=True))) if len(sizes) > 1 else sum(sizes)
 

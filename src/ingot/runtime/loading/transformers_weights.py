@@ -31,7 +31,7 @@ STREAMED_TOO_LARGE_HINT = (
 )
 """Advice if not even two decoded layers fit into memory."""
 
-# Attribute of a parameter without values: the stored tensor whose values it gets when the model is complete.
+# Attribute of a parameter without values: the stored tensor from which it gets its values when the model is complete.
 PACKED = "ingot_tensor"
 
 
@@ -127,7 +127,7 @@ def is_mapped(tensor: Tensor, target: str) -> bool:
 
 
 def copied_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str], merged: set[str]) -> int:
-    """Return the bytes of memory for all tensors that are neither kept packed nor read from a mapped file.
+    """Return the number of bytes of memory for all tensors that neither stay packed nor are read from a mapped file.
 
     ``merged`` names the tensors that transformers joins with others; joining copies them (``merged_names``).
     """

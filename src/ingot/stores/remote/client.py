@@ -61,7 +61,7 @@ _RETRIED_RULES = ("remote.failed", "remote.stalled", "remote.slow", "remote.leng
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The first bytes of an object, and its state."""
+    """The first bytes of a stored object, and its stamp, from which a reader notices that the object changed."""
 
     head: bytes
     stamp: Stamp

@@ -24,10 +24,11 @@ BIAS = ".bias"
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The streams of one matrix.
+    """The streams that one matrix reads and writes.
 
-    ``reads`` is the stream of its columns, in which each block of head size occurs ``repeats`` times. ``writes`` are
-    the streams of its rows with their sizes. An empty name is a stream that nothing is folded into.
+    ``reads`` is the name of the stream that the matrix's columns multiply. Among the columns, each head of this stream
+    occurs ``repeats`` times. ``writes`` divides the matrix's rows into consecutive streams, each as its name and
+    number of rows. An empty name is a stream that no transform is folded into.
     """
 
     reads: str

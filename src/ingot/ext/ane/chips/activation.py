@@ -1,10 +1,10 @@
 """Activation tables: fit the 43 half-precision numbers for a function, and evaluate them as the engine does.
 
 The record in a compiled program (TG; B25 names the fields) has two input clamps, a shift (0 in that program), a scale,
-33 knots, slope and offset of a line on the left and of one on the right, and two mode words of 1. ``u = scale * x +
-shift`` maps the domain of the knots onto -8 to 8, with a knot at every multiple of 0.5. Beyond the domain the lines
-apply, up to the clamps (``spec/ane-kernels.md``). Evaluated in this way, the compiled table of a sigmoid has an error
-of 0.0034, equal to the measured error (B3).
+and 33 knots. Then follow the slope and offset of a line on the left, the slope and offset of a line on the right, and
+two mode words of 1. ``u = scale * x + shift`` maps the domain of the knots onto -8 to 8, with a knot at every multiple
+of 0.5. Beyond the domain the lines apply, up to the clamps (``spec/ane-kernels.md``). With this evaluation, the
+compiled table of a sigmoid has an error of 0.0034, equal to the measured error (B3).
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ _MODE_WORD = 1
 CLAMP = "clamp"
 LINE = "line"
 OUTSIDE: Mapping[str, tuple[str, ...]] = {CLAMP: (CLAMP,), LINE: (LINE,), "best": (CLAMP, LINE)}
-"""Options of ``fit_lut`` for the inputs beyond the knots, and the modes that each option tries: the values of the end
-knots, lines, or the better of the two."""
+"""For each option of ``fit_lut`` for inputs beyond the knots: the modes that it tries.
+
+The modes are the values of the end knots, lines, or both, of which the better mode is used.
+"""
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -185,7 +187,7 @@ def fit_lut(
         Inputs over which the error is minimized; by default the interval in ``FUNCTIONS``.
     domain : (float, float), optional
         Interval of the knots. By default it is fitted: domains within the interval are tried on increasingly fine
-        grids, and the domain with the smallest largest error in half precision wins.
+        grids, and the domain with the smallest maximum error in half precision is used.
     outside : str
         Values beyond the domain: ``clamp``, the values of the end knots, as published (B25); ``line``, the two lines
         (inferred); ``best``, the better of the two.
@@ -238,10 +240,10 @@ def _halves(low: float, high: float) -> Array:
 
 
 class _Domains:
-    """The domains tried so far, each with the largest error of its records over a sample of the inputs.
+    """The domains tried so far, each with its best record's largest error over a sample of the inputs.
 
-    This error is a lower bound of the error over all inputs, because samples are evaluated in half precision too. So
-    the best domain is found without evaluating every domain on all inputs.
+    The sampled error is a lower bound of the error over all inputs, because samples are also evaluated in half
+    precision. So the best domain is found without evaluating every domain on all inputs.
     """
 
     def __init__(
@@ -290,8 +292,10 @@ class _Domains:
                     self.add(float(lo), float(hi))
 
     def best(self) -> ActivationLut | None:
-        """Return the record with the smallest largest error over all inputs, among all domains tried; None without
-        one."""
+        """Return the record with the smallest maximum error over all inputs, among all domains tried.
+
+        Return None if no domain was tried.
+        """
         least_error = math.inf
         chosen = None
         by_bound = sorted((bound, pair) for pair, bound in self._bounds.items() if bound < math.inf)
@@ -315,7 +319,7 @@ class _Domains:
     def _smallest_error(
         self, records: list[ActivationLut], selected: Array | None
     ) -> tuple[float, ActivationLut | None]:
-        """Return the smallest of the records' largest errors over the selected inputs (None: all), and its record."""
+        """Return the smallest maximum error of a record over the selected inputs (None: all), and this record."""
         if not records:
             return math.inf, None
         inputs, exact = (

@@ -65,11 +65,11 @@ def outcomes(chip: Chip, conditions: Conditions) -> dict[str, Decision]:
 def nearest_better(
     storage_form: StorageForm, moved: int, channels: int, decisions: dict[str, Decision]
 ) -> Better | None:
-    """Return the nearest streaming form that moves fewer bytes than ``moved``, for a weight that does not stream; None
-    if there is none.
+    """Return the nearest streaming form that moves fewer bytes than ``moved``, for a weight that does not stream.
 
-    The nearest form has the fewest bits that are at least the present bits, or else the most bits. Sparse forms are
-    considered only for weights that are sparse already. ``moved`` is 0 for a refused weight, which counts as dense.
+    Return None if no form moves fewer bytes. The nearest form has the fewest bits that are at least the present bits,
+    or else the most bits. Sparse forms are considered only for weights that are sparse already. ``moved`` is 0 for a
+    refused weight, which counts as dense.
     """
     present_bytes = storage_form.dense_bytes if moved == 0 else moved
     sparse = storage_form.category == SPARSE or storage_form.codec in _CSR

@@ -1,7 +1,7 @@
 """Data on the chips: every cell has a value, the class of its evidence and its source (``spec/ane-chips.md``).
 
-A cell whose value is not published has none, and reading it raises an error. A cell on which the sources contradict
-each other has the key of an entry of ``contradictions()``.
+If a cell's value is not published, reading the cell raises an error. If sources contradict each other about a cell, the
+cell has the key of an entry of ``contradictions()``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from ingot.ext.ane.chips.storage_form import PALETTE, SPARSE, StorageForm
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """The milliseconds of a weight: ``share`` without the dispatch, ``floor`` per dispatch; and their evidence.
+    """The time of a weight in milliseconds: ``share`` without the dispatch, ``floor`` per dispatch; and the evidence.
 
     ``bound`` is the limit that determines the share: ``bytes``, ``decoder`` (of palettes) or ``multiplications``.
     """
@@ -35,7 +35,7 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The use of memory on the chip: the limit of a tile in bytes, the bytes per tile, the number of passes.
+    """The use of memory on the chip: the limit of a tile in bytes, a tile's size in bytes, the number of passes.
 
     ``working_set`` says whether all moved bytes fit in the working set on the chip.
     """
@@ -47,7 +47,10 @@ class Budget:
 
 
 def moved_bytes(storage_form: StorageForm, decision: Decision) -> int:
-    """Return the bytes that move to the engine: the stored bytes if it streams, 0 if refused, else 2 per element."""
+    """Return the number of bytes that move to the engine for a weight.
+
+    It is the number of stored bytes if the weight streams, 0 if the chip refuses it, and otherwise 2 per element.
+    """
     if decision.outcome == "refused":
         return 0
     if not decision.streams:
@@ -65,7 +68,7 @@ def widened(storage_form: StorageForm, bits: int) -> StorageForm:
 
 
 def rate(storage_form: StorageForm, decision: Decision, chip: Chip) -> Cell | None:
-    """Return the bandwidth for a form on a chip, in units of 10**9 bytes per second; None if none is published."""
+    """Return the bandwidth for a form on a chip, in units of 10**9 bytes per second; None if it is not published."""
     keys = ["bandwidth"]
     if decision.streams:
         inner = storage_form.inner.category if storage_form.inner is not None else None
@@ -118,8 +121,8 @@ def multiplications(storage_form: StorageForm, chip: Chip, conditions: Condition
 def budget(storage_form: StorageForm, decision: Decision, chip: Chip) -> Budget:
     """Return the use of memory on the chip; ``cap = hal[0x210] if streams and hal[0x48f] else hal[0x200]``.
 
-    The limit applies to the bytes in one weight tile (per Neural Engine core, as the M6 study measured it). If they
-    exceed it, the engine needs several passes.
+    The limit applies to the size of one weight tile (per Neural Engine core, as the M6 study measured it). If a tile
+    exceeds the limit, the engine needs several passes.
     """
     relaxed = decision.streams and bool(chip.value("gate_master"))
     cap = int(chip.value("streamed_cap" if relaxed else "dense_cap"))

@@ -125,8 +125,8 @@ def generation_of(target: str) -> int:
 def multiplications_left(density: float, chip: Chip) -> tuple[float, Cell]:
     """Return the share of multiplications that a sparse kernel of this density needs, and the cell used.
 
-    It was measured on two chips. For other chips that detect zeros, it is the density (nonzeros over all elements), the
-    compiler's rule. Zeros that strides and padding add are ignored, because no formula is published.
+    The share was measured on two chips. For other chips that detect zeros, it is the density (nonzeros over all
+    elements), as in the compiler. Zeros that strides and padding add are ignored, because no formula is published.
     """
     rows: Mapping[str, Mapping[str, Any]] = data("descriptor")["zero_skip"]
     row = rows.get(chip.name, rows["rule"])

@@ -13,7 +13,7 @@ from ingot.ext.ane.chips.chips import ASSUMED, Cell, Chip, weakest
 from ingot.ext.ane.chips.storage_form import BLOCKWISE, DENSE, FOREIGN, FP8, INTEGER, PALETTE, SPARSE, StorageForm
 
 VECTOR_MASK = 0x36
-"""Legal vector sizes are those whose bit is set: 1, 2, 4, 5 (B25); 5 has no encoding in the register (DC)."""
+"""Bit n is set if vectors of n elements are legal: 1, 2, 4, 5 (B25); 5 has no encoding in the register (DC)."""
 ENCODABLE_VECTORS = (1, 2, 4)
 
 
@@ -156,7 +156,10 @@ def _illegal_palette(storage_form: StorageForm, chip: Chip) -> Decision | None:
 
 
 def legal_vector(size: int) -> bool:
-    """Return whether a palette may have vectors of this size: the mask 0x36 has its bit, and it has an encoding."""
+    """Return whether palette entries may be vectors of ``size`` elements.
+
+    The size must be in ``ENCODABLE_VECTORS``, and bit ``size`` must be set in ``VECTOR_MASK``.
+    """
     return 0 <= size <= 5 and bool(1 << size & VECTOR_MASK) and size in ENCODABLE_VECTORS
 
 
@@ -183,9 +186,9 @@ def _layer_conditions(storage_form: StorageForm, chip: Chip, conditions: Conditi
 
 
 def _observed(storage_form: StorageForm, chip: Chip) -> Decision | None:
-    """Return the outcome of this form that was observed, or that sources contradict each other about.
+    """Return the outcome of this form that was observed, or about which sources contradict each other.
 
-    If the user assumes a value for the form's gate, return None: the gate decides.
+    Return None if the user assumes a value for the form's gate, because then the gate decides.
     """
     label = (
         f"{BLOCKWISE}8" if storage_form.category == BLOCKWISE else storage_form.label
@@ -272,7 +275,7 @@ def _sparse_integers(storage_form: StorageForm, inner: StorageForm, chip: Chip) 
 
 
 def _legality_cells(storage_form: StorageForm, chip: Chip) -> list[Cell]:
-    """Return the cells that make a form legal, which a decision to stream depends on."""
+    """Return the cells that make a form legal; a decision to stream depends on them."""
     inner = storage_form.inner if storage_form.category == SPARSE else storage_form
     if inner is None or inner.category != PALETTE:
         return _variant_cells(storage_form, chip)

@@ -40,8 +40,8 @@ _PALETTE8 = 27
 class KernelFormat:
     """One code of the enum: bits per stored element, the type at the multiplier, and the evidence.
 
-    ``underlying`` is a result of ``_ZinKernelFormatGetUnderlyingType`` (``int8``, ``uint8``, ``e4m3`` or ``half``), or
-    None.
+    ``underlying`` is the result of ``_ZinKernelFormatGetUnderlyingType``: ``int8``, ``uint8``, ``e4m3`` or ``half``. It
+    is None if the result is not published.
     """
 
     code: int
@@ -109,12 +109,15 @@ def palette_code(bits: int, entry: str) -> int:
 
 
 def primary_code(entry: str) -> int:
-    """Return the code of plain values of one of ``ENTRY_TYPES``."""
+    """Return the code of weights that are stored without a palette, as one of ``ENTRY_TYPES``."""
     return _PRIMARY[entry]
 
 
 def unity_code(entry: str) -> int:
-    """Return the code of an identity over int8, uint8 or half. Raises ``UsageError`` ``ane.palette`` otherwise."""
+    """Return the code of an identity kernel of type ``entry``: int8, uint8 or half.
+
+    Raises ``UsageError`` ``ane.palette`` for any other type.
+    """
     if entry not in ENTRY_TYPES[:3]:
         raise UsageError(f"expected an identity of {', '.join(ENTRY_TYPES[:3])}, found {entry}", rule="ane.palette")
     return UNITIES[ENTRY_TYPES.index(entry)]
@@ -172,7 +175,7 @@ def underlying_type(code: int) -> str:
 
 
 def palette_lut_bytes(code: int, count: int, vector: int = 1) -> int:
-    """Return the bytes of ``count`` codebooks: per codebook 2**bits * vector * bytes of an entry (B25).
+    """Return the number of bytes of ``count`` codebooks: per codebook 2**bits * vector * bytes of an entry (B25).
 
     This is ``_ZinKernelGetPaletteLUTSize`` as B25 describes it. According to DC, the function takes the vector size
     instead of the number of codebooks.

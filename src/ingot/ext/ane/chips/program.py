@@ -55,7 +55,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program: its generation, the compiler's note, sections, symbols, and the bytes of the file."""
+    """A compiled program: its generation, the compiler's note, sections, symbols, and the content of the file."""
 
     generation: str
     compiler: str
@@ -64,7 +64,7 @@ class Program:
     data: memoryview
 
     def section(self, segment: str, name: str) -> memoryview:
-        """Return the bytes of a section; empty if it does not exist or has no bytes."""
+        """Return the content of a section; empty if the section does not exist or has no bytes."""
         for item in self.sections:
             if (item.segment, item.name) == (segment, name):
                 return self.data[item.offset : item.offset + item.size] if item.offset else self.data[:0]

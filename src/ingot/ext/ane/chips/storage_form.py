@@ -59,7 +59,7 @@ class StorageForm:
     codec : str
         The codec id, for messages.
     misfit : str
-        Reason why the engine has no such layout, so that the weight is decoded first; empty if it has one.
+        Reason why the engine has no such layout, so that the weight is decoded first; empty if it has this layout.
     """
 
     category: str
@@ -86,12 +86,12 @@ class StorageForm:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the weight as plain fp16, which move if it folds."""
+        """The number of bytes of the weight as dense fp16, which move to the engine if the weight folds."""
         return _HALF * self.elements
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the codebooks."""
+        """The number of bytes of the codebooks."""
         inner = self.inner if self.category == SPARSE and self.inner is not None else self
         if inner.category != PALETTE:
             return 0
@@ -99,8 +99,10 @@ class StorageForm:
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes that move if the weight streams: ``n * bits / 8`` of codes or indices, ``n / 8`` of a mask, tables,
-        scales."""
+        """The number of bytes that move if the weight streams.
+
+        They are ``n * bits / 8`` bytes of codes or indices, ``n / 8`` bytes of a mask, the tables, and the scales.
+        """
         scales = _HALF * self.scales
         if self.category == SPARSE:
             nonzero_count = self.elements if self.nonzeros is None else self.nonzeros
@@ -163,13 +165,15 @@ def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts
 
 
 def _shifted(params: Mapping[str, Any], bits: int) -> bool:
-    """Return whether the zero point is other than the middle of the range, which only makes the codes signed."""
+    """Return whether the zero point differs from the middle of the range; the middle only makes the codes signed."""
     point = params.get("zero_point")
     return bool(point) and (params.get("signed") is True or point != 1 << (bits - 1))
 
 
 def run_of(shape: tuple[int, ...], params: Mapping[str, Any]) -> int | None:
-    """Return the number of consecutive weights of an output channel that share a scale; None if they are not in a run.
+    """Return the number of consecutive weights of an output channel that share a scale.
+
+    Return None if the weights that share a scale are not consecutive.
 
     ``params`` are the parameters of ``affine`` with more than one scale per output channel.
     """

@@ -29,8 +29,8 @@ SPARSE, ASYMMETRIC, BLOCKS = 1, 2, 4
 """Flags of a header.
 
 ``SPARSE``: the weights of a group are a mask, lowest bit first, then the values that are not masked out.
-``ASYMMETRIC``: after the scales follows an int8 zero point per channel. ``BLOCKS``: a scale serves a run of ``block``
-weights.
+``ASYMMETRIC``: after the scales follows an int8 zero point per channel. ``BLOCKS``: each ``block`` consecutive weights
+share a scale.
 """
 FLAGS = SPARSE | ASYMMETRIC | BLOCKS
 MAX_UNITY = 8192
@@ -48,8 +48,8 @@ _DIGEST_AT = 252
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Entry of a section: byte offset, bytes of one copy, count (of tables, records or channels), type number, bits
-    per value."""
+    """Entry of a section: byte offset, size of one copy in bytes, count (of tables, records or channels), type number,
+    bits per value."""
 
     offset: int = 0
     length: int = 0
@@ -102,14 +102,16 @@ class Header:
         return -(-self.per_channel // self.block) if self.flags & BLOCKS else 1
 
     def stride(self, section: str) -> int:
-        """Return the distance in bytes between copies of a section; the two tables alternate, so theirs is the size
-        of both."""
+        """Return the distance in bytes between copies of a section.
+
+        Copies of the two tables alternate, so for a table the distance is the size of both.
+        """
         if section in ("lut", "pal"):
             return align(self.sections["lut"].length) + align(self.sections["pal"].length)
         return align(self.sections[section].length)
 
     def to_bytes(self) -> bytearray:
-        """Return the bytes of the header, with a digest of zero."""
+        """Return the encoded header, with a digest of zero."""
         data = bytearray(HEADER)
         _FIXED.pack_into(
             data, 0, MAGIC, self.version, HEADER, self.kernel_format, self.flags, self.tiles, self.ocg, self.vector,
@@ -166,7 +168,7 @@ def stored_digest(head: Buffer) -> str:
 def require_digest(source: ByteSource, location: str) -> None:
     """Read all bytes of a unit and compare their CRC-32C.
 
-    Raises ``IntegrityError`` ``anek.digest`` if it differs from that in the header.
+    Raises ``IntegrityError`` ``anek.digest`` if the CRC differs from the CRC in the header.
     """
     hasher = checksums.hasher("crc32c")
     head = memoryview(bytearray(HEADER))

@@ -33,7 +33,7 @@ class Index:
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of the file, including a digest of everything else in it."""
+        """Return the content of the file, including a digest of everything else in it."""
         units = {name: {"file": file, "digest": digest} for name, (file, digest) in self.units.items()}
         document = {
             "ingot_kernels": VERSION,

@@ -109,7 +109,7 @@ class KernelWeight:
 
 
 def pack_unit(weight: KernelWeight, chip: Chip) -> bytes:
-    """Return the bytes of a kernel unit.
+    """Return the content of a kernel unit's file.
 
     Raises
     ------
@@ -227,8 +227,8 @@ def _check_budget(lut: int, pal: int, chip: Chip) -> None:
 def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
     """Return the number of output channels of a group, a power of two.
 
-    It is large enough that each tile has at most one group (TG: 1 for 3 channels, 32 for 512), unless that exceeds the
-    chip's limit or the channels whose fp16 weights fit in 64 KiB (claim M6).
+    It is large enough that each tile has at most one group (TG: 1 for 3 channels, 32 for 512). But it exceeds neither
+    the chip's limit nor the number of channels whose fp16 weights fit in 64 KiB (claim M6).
     """
     fitting = max(1, _KERNEL_BYTES // (2 * max(1, prod(shape[1:]))))
     per_tile = -(-shape[0] // int(chip.value("weight_tiles")))
@@ -264,7 +264,7 @@ def _geometry(weight: KernelWeight, chip: Chip) -> Header:
 
 
 def _group_bytes(weight: KernelWeight, first: int, count: int) -> bytes:
-    """Return the bytes of one group: its values, preceded by the mask if the weight is sparse."""
+    """Return the encoding of one group: its values; if the weight is sparse, the mask and then the values."""
     if weight.unity:
         return b""
     rows = slice(first // weight.vector, -(-(first + count) // weight.vector))

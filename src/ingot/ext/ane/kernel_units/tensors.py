@@ -101,7 +101,7 @@ class DecodedCache:
         return DecodedCache, ()
 
     def values(self, source: UnitSource) -> memoryview:
-        """Return the bytes of a unit's weights as float16, decoding them unless they are cached."""
+        """Return the content of a unit's weights as float16; if they are not cached, decode them."""
         with self._lock:
             if self._cached is None or self._cached[0] is not source:
                 self._cached = None  # free the memory before the next unit is decoded
@@ -349,8 +349,10 @@ class _WeightReader:
         return data
 
     def _part(self, role: str, dtype: str, runs: Array) -> Part:
-        """Return a part of values of ``dtype`` from runs of bits; it copies bits only if a run but the last ends
-        within a byte."""
+        """Return a part of values of ``dtype`` from runs of bits.
+
+        Bits are copied only if a run other than the last run ends within a byte.
+        """
         unit = self._unit
         location = f"{unit.name}: {role}"
         if (runs[1, :-1] % 8).any():

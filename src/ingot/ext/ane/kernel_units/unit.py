@@ -41,8 +41,10 @@ class KernelUnit:
     weight: KernelWeight
 
     def dense(self) -> Array:
-        """Return the weights as float16 in the header's shape, scales applied; each is computed in float32 and
-        rounded once."""
+        """Return the weights as float16 in the header's shape, multiplied by their scales.
+
+        Each weight is computed in float32 and rounded once.
+        """
         with np.errstate(over="ignore", invalid="ignore"):  # arm64 reports signalling NaNs
             return self._values().astype(np.float16).reshape(self.header.shape)
 
@@ -105,8 +107,10 @@ class _Reader:
         )
 
     def section(self, name: str) -> Array:
-        """Return the bytes of a section's first copy, after checking that all copies are equal and that padding is
-        zero."""
+        """Return the content of a section's first copy.
+
+        Before this, check that all copies are equal and that padding is zero.
+        """
         entry = self._header.sections[name]
         copies = self._header.copies if name in ("lut", "pal", "scale", "bias") else 1
         stride = self._header.stride(name)

@@ -53,7 +53,7 @@ class NpzFormat(Format):
         return _WHY
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Validate the archive's directory, the manifest and the header of every array; return the tensors.
+        """Return the archive's tensors, after a check of its directory, its manifest and the header of every array.
 
         Raises ``FormatError`` ``npz.manifest``, and errors with the rules of spec/npydir.md and ``archive.*``.
         """
