@@ -25,7 +25,7 @@ _QUANTIZER = "two-sided"
 
 # Mixture: general.file_type, base type, and whether matrices can be rounded by a quantizer.
 _TABLE: Mapping[str, tuple[int, str, bool]] = {
-    "Q8_0": (7, "q8_0", True),
+    "Q8_0": (7, "q8_0", False),
     "Q6_K": (18, "q6_k", True),
     "Q5_K_M": (17, "q5_k", True),
     "Q5_K_S": (16, "q5_k", True),

@@ -40,7 +40,7 @@ def preset_of_type(name: str) -> tuple[str, str]:
         if plain or calibrated:
             return plain, calibrated
     if upper in MIXTURES or upper in _ALIASES:
-        near = nearest_preset(key, presets)
+        near = presets[nearest_preset(key, presets)]
         raise UsageError(
             f"llama.cpp has the type {upper}, and no preset of Ingot makes it yet; the nearest is {near}",
             rule="quantize.type",

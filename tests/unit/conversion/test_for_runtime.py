@@ -61,7 +61,7 @@ def test_what_the_program_does_not_read_is_refused_before_anything_is_written(mo
         ingot.convert(model, "x.gguf", runtime="vllm")
     assert caught.value.rule == "convert.runtime"
     with pytest.raises(UsageError, match="w4a16-calibrated") as caught:
-        ingot.convert(model, "x", recipe="int4-calibrated", runtime="vllm")
+        ingot.convert(model, "x", recipe="trellis4-calibrated", runtime="vllm")
     assert caught.value.rule == "convert.runtime"
     Path("three.toml").write_text(
         '[[rules]]\nroles = ["mlp"]\nmin_ndim = 2\ncodec = "affine"\n'
@@ -74,18 +74,18 @@ def test_what_the_program_does_not_read_is_refused_before_anything_is_written(mo
 
 def test_a_preset_that_a_container_cannot_hold_is_refused_with_those_that_it_holds(model: Path) -> None:
     for format in ("compressed-tensors", "gptq", "awq", "mlx", "gguf", "safetensors"):
-        for preset in ("int4-calibrated", "table3-calibrated"):
+        for preset in ("trellis4-calibrated", "table3-calibrated"):
             with pytest.raises(IngotError) as caught:
                 ingot.convert(model, "x", recipe=preset, format=format)
             assert caught.value.rule in ("convert.not-held", "convert.unsupported", "convert.nothing-packed")
             if caught.value.rule == "convert.not-held" and format != "safetensors":
                 assert "q4_0" in caught.value.message or "int4" in caught.value.message
     assert not Path("x").exists()
-    assert run_command(["convert", "m", "x", "--format", "mlx", "--recipe", "int4-calibrated", "--dry-run"]) == 1
+    assert run_command(["convert", "m", "x", "--format", "mlx", "--recipe", "trellis4-calibrated", "--dry-run"]) == 1
 
 
 def test_a_container_of_one_group_size_gets_the_largest_common_one(model: Path) -> None:
-    report = ingot.convert(model, "x", recipe="w4a16", format="awq")  # groups of 128 and of 64 by the recipe
+    report = ingot.convert(model, "x", recipe="w4a16", format="awq")
     config = json.loads(Path("x/config.json").read_text())["quantization_config"]
     assert config["group_size"] == 64
     encoded = [tensor for tensor in report.tensors if tensor.action == "encoded"]
@@ -134,5 +134,5 @@ def test_lists_for_a_program(model: Path, capsys: pytest.CaptureFixture[str]) ->
     assert 'name = "q4_0"' in capsys.readouterr().out
     assert run_command(["convert", "m", "x.gguf", "--recipe", "Q4_K_X"]) == 2
     error = capsys.readouterr().err
-    assert "did you mean 'q4_k'" in error
+    assert "did you mean 'q4_k_s'" in error
     assert len(error) < 200

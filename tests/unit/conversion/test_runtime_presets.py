@@ -211,8 +211,8 @@ def test_what_only_ingot_reads_is_refused_elsewhere(source: Path, tmp_path: Path
     target = tmp_path / ("out.gguf" if format == "gguf" else "out")
     with pytest.raises(UnsupportedError) as caught:
         ingot.convert(source, target, preset, format=format, calibration=statistics(), keep_names=True)
-    assert caught.value.rule == "convert.unsupported"
-    assert "ingot recipes" in caught.value.message
+    assert caught.value.rule == "convert.not-held"
+    assert "Presets that" in caught.value.message
     assert not target.exists()
 
 

@@ -39,8 +39,8 @@ def test_the_tests_run_on_each_python_and_platform() -> None:
     matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
     assert matrix["python"] == ["3.11", "3.12", "3.13", "3.14", "3.14t"]
     assert matrix["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm", "macos-15"]
-    assert set(workflow["jobs"]) == {"check", "test", "newest", "minimum"}
-    for name in ("newest", "minimum"):
+    assert set(workflow["jobs"]) == {"check", "test", "slow", "newest", "minimum"}
+    for name in ("slow", "newest", "minimum"):
         assert "schedule" in workflow["jobs"][name]["if"]
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     assert all(not step["with"]["persist-credentials"] for step in steps if "checkout" in step.get("uses", ""))

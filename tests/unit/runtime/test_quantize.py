@@ -71,12 +71,12 @@ def test_for_alone_decides_and_the_result_verifies(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "preset", "command"),
     [
-        (("-o", "x.gguf", "--type", "q8_0"), "q8_0", "llama-cli -m x.gguf"),
+        (("-o", "x.gguf", "--type", "q8_0"), "Q8_0", "llama-cli -m x.gguf"),
         (("-o", "x.gguf", "--outtype", "F16"), "f16", "llama-cli -m x.gguf"),
         (("-o", "x.gguf", "--bits", "4", "--calibration", "none"), "q4_k", "llama-cli -m x.gguf"),
         (("-o", "x", "--to", "mlx", "--q-bits", "4"), "mlx-4bit", "mlx_lm.generate --model x"),
         (("-o", "x", "--for", "transformers", "--dtype", "bfloat16"), "bf16", "transformers"),
-        (("-o", "x", "--for", "ollama", "--type", "Q8_0"), "q8_0", "ollama create x"),
+        (("-o", "x", "--for", "ollama", "--type", "Q8_0"), "Q8_0", "ollama create x"),
         (("-o", "x", "--for", "vllm", "--format", "gptq", "--calibration", "none"), "w4a16", "vllm serve x"),
         (("-o", "x", "--for", "vllm", "--format", "awq", "--calibration", "none"), "w4a16", "vllm serve x"),
     ],

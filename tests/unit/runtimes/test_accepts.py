@@ -187,6 +187,15 @@ def test_second_scales_of_a_merged_matrix_are_equal(model: Path, tmp_path: Path)
     options = 'options = { table = "f4_e2m1fn", group = 16, scales = "f8_e4m3fn", second = "multiply" }'
     text = f'[[rules]]\nroles = ["attention", "mlp"]\nmin_ndim = 2\ncodec = "scaled_codebook"\n{options}\n'
     out = written(model, tmp_path / "nvfp4", text, "modelopt")
+    assert "runtime.merged" not in rules(out, "vllm")
+    file = out / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + length])["model.layers.0.mlp.up_proj.weight_scale_2"]
+    start = 8 + length + entry["data_offsets"][0]
+    scale = np.frombuffer(data[start : start + 4], np.float32)
+    data[start : start + 4] = (2 * scale).astype(np.float32).tobytes()
+    file.write_bytes(data)
     assert "runtime.merged" in rules(out, "vllm")
 
 

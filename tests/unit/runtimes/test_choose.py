@@ -9,7 +9,7 @@ import pytest
 from ingot.errors import UsageError
 from ingot.formats.detect import FORMATS
 from ingot.recipes.llama_types import MIXTURES, available_types, preset_of_type
-from ingot.recipes.load import PRESETS, load_recipe
+from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.runtimes.choose import choose
 from ingot.runtimes.fit import container_for, holds, presets_held, presets_of, quantizes
 from ingot.runtimes.table import BUILT_IN, RUNTIMES
@@ -31,11 +31,11 @@ def chosen(out: str = "out", **options: Any) -> tuple[str, str, str, str]:
         ("out", {"runtime": "mlx-lm", "bits": 3}, ("mlx", "mlx", "mlx-3bit", "")),
         ("x.gguf", {}, ("llama.cpp", "gguf", "q4_k", "q4_k-calibrated")),
         ("x.gguf", {"bits": 8}, ("llama.cpp", "gguf", "q8_0", "")),
-        ("x.gguf", {"type": "q6_K"}, ("llama.cpp", "gguf", "q6_k", "q6_k-calibrated")),
-        ("out", {"type": "Q8_0"}, ("llama.cpp", "gguf", "q8_0", "")),
+        ("x.gguf", {"type": "q6_K"}, ("llama.cpp", "gguf", "Q6_K", "Q6_K-calibrated")),
+        ("out", {"type": "Q8_0"}, ("llama.cpp", "gguf", "Q8_0", "")),
         ("out", {"runtime": "ollama", "type": "F16"}, ("ollama", "gguf", "f16", "")),
         ("out", {"runtime": "openvino"}, ("openvino", "gguf", "q4_0", "q4_0-calibrated")),
-        ("out", {"runtime": "mlx", "preset": "INT4"}, ("mlx", "mlx", "int4", "")),
+        ("out", {"runtime": "mlx", "preset": "INT4"}, ("mlx", "mlx", "int4", "int4-calibrated")),
         ("x.zt", {}, ("", "zt", "int4", "int4-calibrated")),
     ],
 )
@@ -53,9 +53,9 @@ def test_the_choice(out: str, options: dict[str, Any], expected: tuple[str, ...]
         ("x.gguf", {"runtime": "vllm"}, "quantize.option", "does not read gguf"),
         ("out", {"runtime": "vllm", "format": "ggfu"}, "format.unknown", "did you mean 'gguf'"),
         ("x.gguf", {"type": "Q4_KM"}, "quantize.type", "did you mean 'Q4_K_M'"),
-        ("x.gguf", {"type": "IQ2_XXS"}, "quantize.type", "nearest is"),
+        ("x.gguf", {"type": "Q2_K_S"}, "quantize.type", "nearest is"),
         ("x.gguf", {"preset": "q4_kk"}, "recipe.unknown", "did you mean 'q4_k'"),
-        ("out", {"runtime": "vllm", "preset": "int4-calibrated"}, "quantize.preset", "w4a16-calibrated"),
+        ("out", {"runtime": "vllm", "preset": "trellis4-calibrated"}, "quantize.preset", "w4a16-calibrated"),
         ("x.gguf", {"preset": "table3-calibrated"}, "quantize.preset", "presets that it holds"),
         ("x.zt", {"bits": 5}, "quantize.bits", "there are: 2, 3, 4, 8, 16"),
     ],
@@ -73,9 +73,9 @@ def test_every_type_of_llama_cpp_has_a_preset_or_the_nearest_one() -> None:
             try:
                 plain, calibrated = preset_of_type(spelling)
             except UsageError as error:
-                assert error.message.rpartition(" ")[2] in PRESETS  # noqa: PT017 - either outcome is right
+                assert error.message.rpartition(" ")[2] in ALL_PRESETS  # noqa: PT017 - either outcome is right
             else:
-                assert {plain, calibrated} - {""} <= set(PRESETS)
+                assert {plain, calibrated} - {""} <= set(ALL_PRESETS)
     assert {"Q8_0", "Q6_K", "Q4_0", "IQ4_XS", "F16"} <= set(available_types())
 
 
@@ -92,8 +92,8 @@ def test_default_presets_fit_their_container_and_the_program_accepts_them(name: 
 
 def test_what_containers_hold() -> None:
     assert not presets_held(FORMATS["safetensors"])
-    assert "int4-calibrated" not in presets_held(FORMATS["mlx"])
+    assert "trellis4-calibrated" not in presets_held(FORMATS["mlx"])
     assert {"q4_k", "q4_0"} <= set(presets_held(FORMATS["gguf"]))
-    assert not holds(FORMATS["gguf"], load_recipe("int4-calibrated"))
+    assert not holds(FORMATS["gguf"], load_recipe("trellis4-calibrated"))
     assert all(quantizes(load_recipe(name)) for name in presets_held(FORMATS["zt"]))
     assert not any(quantizes(load_recipe(name)) for name in ("keep", "bf16", "f16", "lossless", "decompress"))

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import sqrt
-from pathlib import Path
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.table import stored_exactly
@@ -171,10 +170,11 @@ def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None
 def _require_new(options: QuantizeOptions) -> None:
     """Refuse an existing result, or one in a folder that does not exist, before work begins."""
     out = Location.parse(options.out)
-    parent = Path(out.display).absolute().parent
-    if out.url.startswith("file:") and not parent.is_dir():
+    if out.url.startswith("file:") and out.siblings() is None:
         raise UsageError(
-            "expected an existing folder to write into; create it first", rule="target.no-parent", where=str(parent)
+            "expected an existing folder to write into; create it first",
+            rule="target.no-parent",
+            where=out.parent.display,
         )
     if options.overwrite:
         return
