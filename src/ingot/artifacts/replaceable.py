@@ -14,9 +14,12 @@ _WEIGHTS = (".npy", ".npy.zst", ".onnx.data", ".onnx_data")
 _PACKAGE = ".mlpackage"
 _SENTINELS = (".ready", ".manifest_ready", ".ingot-tiers.lock")
 _SQUISH = ".squish_"  # the prefix of squish's sentinels
-# Configuration, tokenizers and texts, which belong to a model by their names. Programs (``.py``) may be the user's.
-_COMPANIONS = (".json", ".txt", ".md", ".model", ".jinja", ".tiktoken", ".vocab", ".spm", ".bpe", ".merges")
-_NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY")
+# Configuration and tokenizers belong to a model by their suffixes. Programs (``.py``) and texts may be the user's.
+_COMPANIONS = (".json", ".model", ".jinja", ".tiktoken", ".vocab", ".spm", ".bpe", ".merges")
+_TOKENIZERS = ("merges.txt", "vocab.txt")
+# Beginnings of the names of texts that belong to a model.
+_NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY", "MODEL_CARD")
+_TEXTS = ("", ".txt", ".md")
 
 
 def require_ours(store: Store, also: Container[str] = ()) -> None:
@@ -67,8 +70,8 @@ def _belongs(name: PurePosixPath) -> bool:
         return False
     if name.name.startswith("."):
         return name.name in _SENTINELS or name.name.startswith(_SQUISH)
-    named = name.name.upper().startswith(_NAMES) and name.suffix.lower() in ("", *_COMPANIONS)
-    return len(name.parts) <= 2 and (named or name.suffix.lower() in _COMPANIONS)
+    text = name.name.upper().startswith(_NAMES) and name.suffix.lower() in _TEXTS
+    return len(name.parts) <= 2 and (text or name.name in _TOKENIZERS or name.suffix.lower() in _COMPANIONS)
 
 
 def _foreign(store: Store, reason: str) -> UsageError:

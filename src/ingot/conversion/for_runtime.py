@@ -103,7 +103,9 @@ def checked_plan(plan: ConvertPlan, options: ConvertOptions, target: Destination
     """Return a plan that the program of ``--for`` would load; raises ``UnsupportedError`` ``runtime.refused``."""
     if options.runtime is not None:
         container = container_name(plan.format.name)
-        answer = accepts_specs(runtime_named(options.runtime), container, [step.spec for step in plan.steps])
+        activations = isinstance(options.recipe, Recipe) and options.recipe.activations is not None
+        specs = [step.spec for step in plan.steps]
+        answer = accepts_specs(runtime_named(options.runtime), container, specs, activations=activations)
         if not answer.accepted:
             raise refusal(answer, target.display)
     return plan

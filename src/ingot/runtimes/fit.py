@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import lcm
 
 from ingot.codecs.table import CODECS
-from ingot.errors import IngotError
+from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import Format, layout_variants
 from ingot.formats.detect import FORMATS
 from ingot.model.layouts.dense import DenseLayout
@@ -121,12 +121,20 @@ def _containers(profile: RuntimeProfile, recipe: Recipe) -> Iterator[str]:
 
 def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
     format = FORMATS[container]
+    if recipe.activations is not None:
+        try:
+            format = format.for_activations(recipe.activations)
+        except UnsupportedError:
+            return False
     if not holds(format, recipe):
         return False
     rules = expand_for_llama(recipe).rules
     encoded = [(rule, choice) for rule in rules for choice in choices_of(rule) if _quantizing(choice)]
     return all(
-        any(accepts_specs(profile, container, [spec]).accepted for spec in specs_in(format, rule, choice))
+        any(
+            accepts_specs(profile, container, [spec], activations=recipe.activations is not None).accepted
+            for spec in specs_in(format, rule, choice)
+        )
         for rule, choice in encoded
     )
 

@@ -162,7 +162,7 @@ def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None
         raise _nothing(recipe, prepared.source.location)
     if chosen.profile is None:
         return
-    answer = accepts_specs(chosen.profile, chosen.container, specs)
+    answer = accepts_specs(chosen.profile, chosen.container, specs, activations=recipe.activations is not None)
     if not answer.accepted:
         raise refusal(answer, prepared.target.display)
 
