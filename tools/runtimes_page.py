@@ -101,6 +101,7 @@ def needs(profile) -> Sequence[str]:
         "q, k, v and gate, up, which are multiplied as one matrix, need one scheme": rules.merged_scheme,
         "Blocks divide the rows of each member of a merged matrix": rules.merged_blocks,
         "Members of a merged matrix have one second scale": rules.merged_second_scale,
+        "Embeddings and heads are not packed": rules.dense_embeddings,
         "Every tensor that `config.json` implies is present": rules.complete,
         "A file has only tensors of its architecture": rules.known_tensors,
         "The tokenizer has no more tokens than the embedding has rows": rules.vocabulary == "fits",

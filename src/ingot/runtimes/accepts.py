@@ -29,6 +29,7 @@ _MAX_TOKENIZER = 256 << 20
 _EMBEDDING = ("token_embd.weight",)
 _KEY = re.compile(r"\{([^{}]+)\}")
 _SECOND = "second_scale"
+_UNPACKED = ("embedding", "head")
 _SHOWN = 3
 _PAIR = 2
 
@@ -88,6 +89,7 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
     reasons = [*faults]
     matched, refused = match_schemes(profile, container, stored, activations=activations)
     reasons += refused
+    reasons += embedding_reasons(profile, stored)
     reasons += merged_reasons(profile, stored, tensors)
     for requirement in profile.requirements:
         if container in requirement.containers:
@@ -124,7 +126,12 @@ def accepts_specs(
         return Answer(profile, container, [reason])
     stored, faults = _stored(specs, container)
     matched, refused = match_schemes(profile, container, stored, activations=activations)
-    return Answer(profile, container, [*faults, *refused, *merged_reasons(profile, stored, {})], matched)
+    return Answer(
+        profile,
+        container,
+        [*faults, *refused, *embedding_reasons(profile, stored), *merged_reasons(profile, stored, {})],
+        matched,
+    )
 
 
 def refusal(answer: Answer, location: str) -> UnsupportedError:
@@ -236,6 +243,16 @@ def _verdict(
     nearest = min(accepted, key=lambda index: len(accepted[index]))
     difference = "; ".join(accepted[nearest])
     return None, f"{profile.label} takes {candidates[nearest].name}; this is {item.scheme_text} ({difference})"
+
+
+def embedding_reasons(profile: RuntimeProfile, stored: Mapping[str, StoredScheme]) -> Iterator[Reason]:
+    """Yield a reason for packed embeddings and heads, if the program packs only linear layers."""
+    if not profile.constraints.dense_embeddings:
+        return
+    packed = [name for name, item in stored.items() if item.storage != "dense" and role_of(name) in _UNPACKED]
+    if packed:
+        message = f"it is packed; {profile.title} reads embeddings and heads as 16-bit values"
+        yield Reason("runtime.embeddings", packed[0], message)
 
 
 def merged_reasons(

@@ -91,6 +91,8 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         Rows of members of merged matrices divide by the rows of a block.
     merged_second_scale : bool
         Members of a merged matrix need an equal second scale (NVFP4).
+    dense_embeddings : bool
+        Embeddings and heads are not packed: only linear layers are.
     complete : bool
         The folder must have every tensor that ``config.json`` implies.
     known_tensors : bool
@@ -103,6 +105,7 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     merged_scheme: bool = False
     merged_blocks: bool = False
     merged_second_scale: bool = False
+    dense_embeddings: bool = False
     complete: bool = False
     known_tensors: bool = False
     vocabulary: Literal["any", "fits", "equal"] = "any"

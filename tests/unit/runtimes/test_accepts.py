@@ -199,6 +199,12 @@ def test_second_scales_of_a_merged_matrix_are_equal(model: Path, tmp_path: Path)
     assert "runtime.merged" in rules(out, "vllm")
 
 
+def test_packed_embeddings_are_refused_where_only_linear_layers_are_packed(model: Path, tmp_path: Path) -> None:
+    ingot.convert(model, tmp_path / "packed", recipe="mlx-mxfp4", format="compressed-tensors")
+    assert "runtime.embeddings" in rules(tmp_path / "packed", "vllm")
+    assert "runtime.embeddings" not in rules(tmp_path / "packed", "transformers")
+
+
 def test_verify_answers_for_a_program(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", str(model), "--for", "vLLM"]) == 0
     assert "vLLM 0.32.0 would load this" in capsys.readouterr().out
