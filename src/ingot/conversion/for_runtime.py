@@ -16,7 +16,7 @@ from ingot.model.reading.lazy import as_tensor_map
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.runtimes.accepts import accepts, accepts_specs, container_name, readable_containers, refusal
-from ingot.runtimes.fit import choices_of, container_for, holds, presets_held, presets_of
+from ingot.runtimes.fit import container_for, holds, presets_held, presets_of
 from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
@@ -87,8 +87,7 @@ def require_held(format: Format, recipe: Recipe | None) -> None:
     """
     if recipe is None or not recipe.general:
         return
-    has_quantizer = any(choice.quantizer for rule in recipe.rules for choice in choices_of(rule))
-    if not has_quantizer or holds(FORMATS.get(format.name, format), recipe):
+    if not recipe.has_quantizer or holds(FORMATS.get(format.name, format), recipe):
         return  # without a quantizer, the plan refuses codecs that the container cannot hold
     names = ", ".join(presets_held(format)) or "none"
     raise UnsupportedError(

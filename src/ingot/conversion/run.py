@@ -293,7 +293,8 @@ def _require_weights(source: Source, target: Destination, recipe: Recipe | None,
     if target.format.name not in HOLDS_ANY:
         refuse_adapter(source)
     packer = source.packer()
-    as_stored = (recipe is None or all(rule.choice is None for rule in recipe.rules)) and options.prune is None
+    keeps_all = recipe is None or (recipe.mixture is None and all(rule.choice is None for rule in recipe.rules))
+    as_stored = keeps_all and options.prune is None
     travels = target.directory and source.is_folder and not target.format.traits.config_keys
     if packer is not None and not (as_stored and travels):
         raise packer.refusal()

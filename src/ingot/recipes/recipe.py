@@ -275,6 +275,13 @@ class Recipe:
                 rule="recipe.activations",
             )
 
+    @property
+    def has_quantizer(self) -> bool:
+        """Whether a rule, or a rule that the mixture adds for a model, rounds matrices by statistics."""
+        choices = [rule.choice for rule in self.rules]
+        by_rule = any(isinstance(choice, Choice) and choice.quantizer is not None for choice in choices)
+        return by_rule or (self.mixture is not None and self.mixture.quantizer is not None)
+
     def fingerprint(self) -> str:
         """Return a SHA-256 of what determines the output: the rules in their order, without names and descriptions."""
         content: list[Any] = [_content(rule) for rule in self.rules]

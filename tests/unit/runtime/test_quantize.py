@@ -13,8 +13,11 @@ import pytest
 import ingot
 from ingot.artifacts.identity import content_id
 from ingot.cli.main import run as run_command
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.report import ConvertReport
 from ingot.errors import IngotError
 from ingot.recipes.load import load_recipe
+from ingot.runtime.quantize import run as quantize_run
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.options import parse_time
 from ingot.runtime.quantize.run import with_group_size, with_quantizer
@@ -199,8 +202,27 @@ def test_group_size_and_quantizer_replace_those_of_a_recipe() -> None:
     assert recipe.rules[0].choice.options["group"] == 32  # type: ignore[union-attr]
     changed = with_quantizer(load_recipe("q4_k-calibrated"), "importance")
     assert {getattr(rule.choice, "quantizer", None) for rule in changed.rules} == {"importance", None}
+    mixture = with_quantizer(load_recipe("Q4_K_M-calibrated"), "importance").mixture
+    assert mixture is not None
+    assert mixture.quantizer == "importance"
     with pytest.raises(IngotError):
         with_group_size(load_recipe("w8a16"), 32)
+
+
+def test_a_mixture_is_rounded_by_the_statistics_that_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = []
+
+    convert = quantize_run.convert
+
+    def convert_with(options: ConvertOptions) -> ConvertReport:
+        passed.append(options.calibration)
+        return convert(options)
+
+    monkeypatch.setattr(quantize_run, "convert", convert_with)
+    out, _ = run("quantize", "m", "-o", "x.gguf", "--type", "Q4_K_M", "--calibration", "importance")
+    assert "preset Q4_K_M-calibrated" in out
+    assert len(passed) == 1
+    assert passed[0] is not None
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("90", 90), ("1.5h", 5400), ("2 min", 120)])

@@ -10,6 +10,7 @@ from math import sqrt
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.table import stored_exactly
+from ingot.conversion.block_types import with_mixture_rules
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepared import Prepared
 from ingot.conversion.report import ConvertReport, TensorReport
@@ -30,7 +31,7 @@ from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, 
 from ingot.runtime.quantize.report import QuantizeReport, StoredType
 from ingot.runtimes.accepts import Answer, accepts, accepts_specs, refusal, source_reasons
 from ingot.runtimes.choose import Chosen, choose
-from ingot.runtimes.fit import choices_of, quantizes
+from ingot.runtimes.fit import quantizes
 from ingot.runtimes.stored import stored_scheme
 from ingot.runtimes.table import command_lines
 from ingot.stores.location import Location
@@ -119,7 +120,7 @@ def choose_for(options: QuantizeOptions) -> Chosen:
 
 
 def with_quantizer(recipe: Recipe, quantizer: str) -> Recipe:
-    """Return a recipe whose rules with a quantizer use this one."""
+    """Return a recipe whose rules with a quantizer, and whose mixture's rules, use this one."""
 
     def changed(rule: Rule) -> Rule:
         choice = rule.choice
@@ -128,7 +129,10 @@ def with_quantizer(recipe: Recipe, quantizer: str) -> Recipe:
         options = {key: value for key, value in choice.options.items() if key != "act_order"}
         return replace(rule, choice=replace(choice, options=options, quantizer=quantizer))
 
-    return replace(recipe, rules=tuple(map(changed, recipe.rules)))
+    mixture = recipe.mixture
+    if mixture is not None and mixture.quantizer is not None:
+        mixture = replace(mixture, quantizer=quantizer)
+    return replace(recipe, rules=tuple(map(changed, recipe.rules)), mixture=mixture)
 
 
 def with_group_size(recipe: Recipe, size: int) -> Recipe:
@@ -290,13 +294,14 @@ def _rounding(prepared: Prepared, options: QuantizeOptions, chosen: Chosen, mode
     recipe = _recipe(options, chosen, calibrated=mode != NONE)
     if mode == IMPORTANCE:
         recipe = with_quantizer(recipe, IMPORTANCE)
-    return estimate_rounding(prepared.source.view(), recipe)
+    source = prepared.source
+    model = source.view()
+    return estimate_rounding(model, with_mixture_rules(recipe, model, source.config()) or recipe)
 
 
 def _convert_options(
     options: QuantizeOptions, chosen: Chosen, recipe: Recipe, statistics: Statistics | None
 ) -> ConvertOptions:
-    needed = any(choice.quantizer for rule in recipe.rules for choice in choices_of(rule))
     return ConvertOptions(
         options.model,
         options.out,
@@ -306,7 +311,7 @@ def _convert_options(
         resume=options.resume,
         overwrite=options.overwrite,
         allow_requantize=options.allow_requantize,
-        calibration=statistics if needed else None,
+        calibration=statistics if recipe.has_quantizer else None,
     )
 
 
