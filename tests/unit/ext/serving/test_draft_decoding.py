@@ -70,8 +70,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    ingot.convert(target, tmp_path_factory.mktemp("packed") / "squizd", "int4", format="squizd")
-    return tmp_path_factory.getbasetemp() / "packed0" / "squizd"
+    folder = tmp_path_factory.mktemp("packed") / "squizd"
+    ingot.convert(target, folder, "int4", format="squizd")
+    return folder
 
 
 def head_of(folder: Path, **sizes: Any) -> dict[str, Any]:
