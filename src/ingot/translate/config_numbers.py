@@ -41,6 +41,25 @@ def same_value(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
+def nested_value(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, or of ``outer.inner`` in a nested object; None if there is none."""
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        return config.get(key)
+    nested = config.get(outer)
+    return nested.get(inner) if isinstance(nested, Mapping) else None
+
+
+def set_nested(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a key, or of ``outer.inner`` in a nested object."""
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        config[key] = value
+        return
+    nested = config.get(outer)
+    config[outer] = {**(nested if isinstance(nested, Mapping) else {}), inner: value}
+
+
 def shorten(value: Any) -> Any:
     """Return the shortest decimal that is equal in f32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value

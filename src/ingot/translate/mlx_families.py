@@ -13,7 +13,7 @@ from ingot.errors import UnsupportedError
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.translate import superseded
-from ingot.translate.families import FAMILIES, UNSUPPORTED, Family
+from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, has_step
 from ingot.views.names import omit
 
 PROGRAM = "mlx_lm"
@@ -97,10 +97,10 @@ def _omission_of(name: str, family: Family, config: Mapping[str, Any]) -> Omissi
         and not _is_dropped_layer(layer[1], family)
     ):
         return Omission(f"config.json has {layers} layers; later ones predict further tokens")
-    inner = name if layer is None else family.spelled.get(layer[2], layer[2])
+    inner = name if layer is None else layer[2]
     module, _, parameter = inner.rpartition(".")
     modules = family.ends if layer is None else family.layer
-    if inner in modules:  # a parameter outside of any submodule, such as attention sinks
+    if inner in family.names or inner in modules or has_step(family, inner):
         return None
     if parameter in ("weight", "bias") and (
         module in modules or (layer is not None and _belongs_to_expert(module, family))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.model.tensor import Array
 from ingot.translate.config_numbers import head_size, is_number, same_value, shorten
-from ingot.translate.families import Family
+from ingot.translate.families import FAMILIES, Family
 from ingot.translate.keys import Typed
 
 FREQUENCIES, LONG, SHORT = TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -29,7 +29,6 @@ _BETAS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling
 READ = (_THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION, *_BETAS.values())
 """GGUF's keys without the architecture's name that ``to_config`` reads."""
 _MSCALE = ("mscale", "mscale_all_dim")
-_LOG_UNIT = 0.1  # llama.cpp stores mscale_all_dim times this factor
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 _MAX_HEAD = 1 << 16
@@ -39,10 +38,7 @@ _SCALINGS = {"linear": "linear", "yarn": "yarn"}
 _LONGROPE = "longrope"
 _LONGROPES = ("longrope", "su")
 _FACTORS = {"long_factor": LONG, "short_factor": SHORT}
-_LONG_ARCH = "phi3"  # the only llama.cpp architecture whose LongRoPE is translated
 _DEFAULT_THETA = 10000.0
-_THETAS = {"mixtral": 1000000.0, "gemma3_text": 1000000.0, "gpt_oss": 150000.0}
-"""transformers' default of ``rope_theta`` by model type."""
 _KEYS = frozenset(
     (
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor"),
@@ -69,7 +65,7 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
         rope = dict(rope[_FULL])
     if "rope_theta" in config:
         rope.setdefault("rope_theta", config["rope_theta"])
-    rope.setdefault("rope_theta", _THETAS.get(str(config.get("model_type")), _DEFAULT_THETA))
+    rope.setdefault("rope_theta", _default_theta(config))
     if _PARTIAL in config:
         rope.setdefault(_PARTIAL, config[_PARTIAL])
     rope.setdefault("rope_type", rope.get("type", "default"))
@@ -79,6 +75,12 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
         if length is not None:
             rope[_LENGTH] = length
     return rope
+
+
+def _default_theta(config: Mapping[str, Any]) -> float:
+    """Return transformers' default of ``rope_theta`` for the config's model type."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    return _DEFAULT_THETA if family is None else family.theta
 
 
 def rotated_size(config: Mapping[str, Any]) -> int:
@@ -104,7 +106,7 @@ def tensors(config: Mapping[str, Any], family: Family) -> dict[str, Array]:
     if frequencies is not None:
         return {FREQUENCIES: frequencies}
     rope = rope_of(config)
-    if rope["rope_type"] != _LONGROPE or _attention_factor(config, rope) is None or family.arch != _LONG_ARCH:
+    if rope["rope_type"] != _LONGROPE or _attention_factor(config, rope) is None or not family.long_factors:
         return {}
     factors = {name: rope.get(key) for key, name in _FACTORS.items()}
     size = rotated_size(config)
@@ -155,7 +157,7 @@ def _add_metadata(config: Mapping[str, Any], family: Family, metadata: Typed) ->
     metadata[f"{family.arch}.{_FACTOR}"] = ("f32", float(rope["factor"]))
     if isinstance(rope.get(_LENGTH), int):
         metadata[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope[_LENGTH])
-    scaled = _LOG_UNIT * mscale_all if isinstance(mscale_all, int | float) else None
+    scaled = family.log_unit * mscale_all if isinstance(mscale_all, int | float) else None
     metadata |= _floats(family, {**{name: rope.get(key) for key, name in _BETAS.items()}, _LOG: scaled})
     dropped += [
         f"rope_parameters {key}" for key in ("attention_factor", "truncate")
@@ -166,13 +168,16 @@ def _add_metadata(config: Mapping[str, Any], family: Family, metadata: Typed) ->
 
 def _unsupported_parameters(config: Mapping[str, Any], rope: Mapping[str, Any], family: Family) -> Iterator[str]:
     """Yield rotary parameters that llama.cpp does not read, or that this family's graph does not compute."""
+    carried = {key for key, _, _ in family.keys}
     share = rope.get(_PARTIAL)
     if share not in (None, 1.0) and not family.partial and not family.latent:
         yield f"{_PARTIAL} {share!r:.40}"
     if _sliding_rope(config).get("rope_type", "default") != "default":
         yield f"rope_parameters of {_SLIDING}"
     yield from (
-        f"rope_parameters {str(key)[:40]}" for key, value in rope.items() if key not in _KEYS and value is not None
+        f"rope_parameters {str(key)[:40]}"
+        for key, value in rope.items()
+        if key not in _KEYS and value is not None and f"rope_parameters.{key}" not in carried
     )
 
 
@@ -201,7 +206,7 @@ def _llama3_factors(config: Mapping[str, Any], family: Family) -> Array | None:
     """
     rope = rope_of(config)
     keys = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if rope["rope_type"] != "llama3" or family.arch != "llama":
+    if rope["rope_type"] != "llama3" or not family.rope_factors:
         return None
     values: list[Any] = [rope.get(key) for key in keys]
     if not all(is_number(value) and 0 < value < 2**53 for value in values) or values[2] == values[3]:
@@ -244,7 +249,7 @@ def to_config(
     if not family.latent and type(size) is int and type(count) is int and 0 < count < size:
         rope[_PARTIAL] = count / size
     scaling = next((key for key, name in _SCALINGS.items() if name == read_value(_SCALING)), None)
-    if has_long_factors(factors) and family.arch == _LONG_ARCH:
+    if has_long_factors(factors) and family.long_factors:
         rope |= {key: [shorten(float(value)) for value in factors[name]] for key, name in _FACTORS.items()}
         keys[_LENGTH] = rope[_LENGTH] = (
             read_value(_ORIGINAL) if type(read_value(_ORIGINAL)) is int else config.get(_POSITIONS)
@@ -259,7 +264,7 @@ def to_config(
             rope[_LENGTH] = read_value(_ORIGINAL)
         rope |= {key: shorten(read_value(name)) for key, name in _BETAS.items() if is_number(read_value(name))}
         if is_number(read_value(_LOG)):
-            rope |= dict.fromkeys(_MSCALE, float(f"{read_value(_LOG) / _LOG_UNIT:.6g}"))
+            rope |= dict.fromkeys(_MSCALE, float(f"{read_value(_LOG) / family.log_unit:.6g}"))
     if family.rope_by_layer:
         local = {"rope_type": "default", "rope_theta": shorten(read_value(_THETA_SLIDING) or 10000.0)}
         return {"rope_parameters": {_FULL: rope, _SLIDING: local}}

@@ -30,6 +30,7 @@ from ingot.translate import companions, hyper, keys, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
 from ingot.translate.families import FAMILIES, Family, family_of, has_classifier
 from ingot.translate.split_tensors import can_split_latent, join_tensors, split_tensors
+from ingot.translate.steps import apply_steps, computed_names, undo_steps
 from ingot.translate.tensor_plan import (
     CLASSES,
     EMBEDDING,
@@ -42,7 +43,7 @@ from ingot.translate.tensor_plan import (
     plan_to_gguf,
     plan_to_model,
 )
-from ingot.translate.unsupported_families import require_family, unknown_architecture
+from ingot.translate.unsupported_families import missing_config, require_family, unknown_architecture
 from ingot.views.dense import Change, add, change
 from ingot.views.nvfp4_scales import join_second_scales, rounded_second_scales, split_second_scales
 from ingot.views.rows import take
@@ -82,9 +83,11 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     files = companions.read_files(checkpoint.companions)
     config = companions.parse_file(files, CONFIG)
     family = require_family(config if CONFIG in files else None, checkpoint.location)
+    config = hyper.usual_keys(config, family)
     original = checkpoint
     can_split = can_split_latent(checkpoint)
-    checkpoint = split_tensors(split_second_scales(checkpoint), config, family, parted=can_split)
+    checkpoint = apply_steps(split_second_scales(checkpoint), config, family)
+    checkpoint = split_tensors(checkpoint, config, family, parted=can_split)
     plan = plan_to_gguf(checkpoint, config, family)
     rows, notes = _require_rows(checkpoint, plan, config)
     typed, dropped = hyper.to_metadata(config, family, list(original), parted=can_split)
@@ -215,6 +218,8 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     family, original = _family(metadata, arch)
     if family is None:
         raise unknown_architecture(metadata, checkpoint.location)
+    if not family.from_metadata and not original:
+        raise missing_config(family, checkpoint.location)
     has_head = original.get("architectures") not in (None, [family.model_class]) or CLASSES in checkpoint
     plan = plan_to_model(checkpoint, metadata, family, base=family.base if has_head else "")
     notes = list[str]()
@@ -234,12 +239,16 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         if name in rotary.TENSORS and tensor.size <= rotary.MAX_FACTORS and _is_small(name, tensor)
     }
     config = hyper.to_config(metadata, family, list(view), factors)
+    if family.steps:
+        view = undo_steps(view, {**hyper.usual_keys(original, family), **config}, family)
+        view = change(view, _narrowing_computed(view, family))
+    config = hyper.family_keys(config, family)
     changed = list[str]()
     dtype_key = "torch_dtype" if "torch_dtype" in original and "dtype" not in original else "dtype"
     config[dtype_key] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_dtype(view), "float32")
     if original:
         config, changed = hyper.merge_configs(original, _without_token_ids(config, metadata), family)
-    view = join_tensors(view, config, family)
+    view = join_tensors(view, hyper.usual_keys(config, family), family)
     if changed:
         notes.append(
             f"the GGUF metadata differ from the config.json that the file contains; "
@@ -327,6 +336,18 @@ def _narrowing_changes(view: Checkpoint, family: Family, plan: TensorPlan) -> di
             fits = main in ("f16", "bf16") and np.array_equal(cast(cast(values, main), "f32"), values)
         if fits or plus or shape is not None:
             changes[name] = Change(main if fits else "f32", plus, shape)
+    return changes
+
+
+def _narrowing_computed(view: Checkpoint, family: Family) -> dict[str, Change]:
+    """Return the changes to tensors that a step computed in f32: the main dtype is used if it holds their values."""
+    main = _main_dtype(view)
+    changes = {}
+    for name in computed_names(view, family) if main in ("f16", "bf16") else ():
+        values = view[name].numpy("f32")
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.array_equal(cast(cast(values, main), "f32"), values):
+                changes[name] = Change(main)
     return changes
 
 
