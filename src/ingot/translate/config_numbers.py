@@ -60,6 +60,12 @@ def set_nested(config: dict[str, Any], key: str, value: Any) -> None:
     config[outer] = {**(nested if isinstance(nested, Mapping) else {}), inner: value}
 
 
+def largest(value: Any) -> Any:
+    """Return the largest integer of a list with a value per layer, or the value itself if it is no such list."""
+    is_list = isinstance(value, list) and value and all(type(item) is int for item in value)
+    return max(value) if is_list else value
+
+
 def shorten(value: Any) -> Any:
     """Return the shortest decimal that is equal in f32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -133,6 +133,8 @@ class Family:
         Further GGUF keys without the architecture's name, with their types and values.
     computed : mapping
         GGUF keys without the architecture's name whose u32 values are formulas (``formulas``) of ``config.json``.
+    rows : mapping
+        GGUF keys without the architecture's name that are the number of rows of a module in a layer.
     by_layer : mapping
         GGUF keys without the architecture's name that hold an array of u32, with the formula for each layer type.
     defaults : mapping
@@ -196,6 +198,7 @@ class Family:
     keys: tuple[tuple[str, str, str], ...] = ()
     fixed: Mapping[str, tuple[str, object]] = field(default_factory=dict)
     computed: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)
     by_layer: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
     assumed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

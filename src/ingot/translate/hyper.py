@@ -55,6 +55,7 @@ _Q_RANK = "q_lora_rank"
 _LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _GROUPS = ("n_group", "topk_group")
+_LAYER_COUNT = "num_hidden_layers"
 _METHOD = "topk_method"
 _GREEDY = "greedy"
 _IN_GROUPS = "group_limited_greedy"
@@ -97,7 +98,7 @@ def to_metadata(
         if (value := nested_value(config, key)) is not None:
             metadata[name] = (gguf_type, config_number({key: value}, key, gguf_type))
             carried |= {key} if family.arch in _ARCHITECTURE_KEYS.get(key, (family.arch,)) else set()
-    metadata |= {f"{family.arch}.{name}": typed for name, typed in family.fixed.items()}
+    metadata |= {_full_key(name, family): typed for name, typed in family.fixed.items()}
     if not any(f"{family.arch}.{name}" in metadata for name in _EPSILONS):
         raise number_error("rms_norm_eps", "a number", None)
     metadata |= _computed_metadata(config, family, metadata)
@@ -117,7 +118,7 @@ def to_metadata(
     if family.latent and config.get(_Q_RANK) is None:
         metadata[f"{family.arch}.attention.{_Q_RANK}"] = ("u32", 0)  # llama.cpp requires the key; 0 means no low rank
     sizes = _latent_sizes(config, parted=parted) if family.latent else _head_sizes(config, family)
-    metadata |= {f"{family.arch}.{name}": ("u32", size) for name, size in sizes.items()}
+    metadata |= {f"{family.arch}.{name}": ("u32", size) for name, size in sizes.items() if name not in family.computed}
     rotary_metadata, dropped = ({}, list[str]()) if family.rope is None else rotary.to_metadata(config, family)
     metadata |= rotary_metadata
     carried |= set(_LATENT) if family.latent else set()
@@ -172,13 +173,14 @@ def positions_before_tokens(config: Mapping[str, Any]) -> int:
     return 1 + padding
 
 
+def _full_key(name: str, family: Family) -> str:
+    return name if name.startswith("tokenizer.") else f"{family.arch}.{name}"
+
+
 def _keys(family: Family) -> dict[str, tuple[str, str]]:
     """Return the key of ``config.json`` and the type by GGUF key."""
     experts = ((family.expert_count, "expert_count", "u32"),) if family.experts else ()
-    return {
-        name if name.startswith("tokenizer.") else f"{family.arch}.{name}": (key, gguf_type)
-        for key, name, gguf_type in (*_KEYS, *experts, *family.keys)
-    }
+    return {_full_key(name, family): (key, gguf_type) for key, name, gguf_type in (*_KEYS, *experts, *family.keys)}
 
 
 def read_keys(family: Family) -> frozenset[str]:
@@ -188,7 +190,10 @@ def read_keys(family: Family) -> frozenset[str]:
     return frozenset(
         (
             *_keys(family),
-            *(f"{family.arch}.{name}" for name in (*repeated, *family.fixed, *family.computed, *family.by_layer)),
+            *(
+                f"{family.arch}.{name}"
+                for name in (*repeated, *family.fixed, *family.computed, *family.by_layer, *family.rows)
+            ),
         )
     )
 
@@ -208,6 +213,9 @@ def usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the config with usual names for keys that the family names otherwise."""
     others = set(family.aliases.values()) - set(family.aliases)
     result = {key: value for key, value in config.items() if key not in others}
+    types = settings.layer_types(config)
+    if types and config.get(_LAYER_COUNT) is None and _LAYER_COUNT not in family.aliases:
+        result[_LAYER_COUNT] = len(types)
     return result | {usual: config[key] for usual, key in family.aliases.items() if config.get(key) is not None}
 
 
@@ -258,7 +266,7 @@ def to_config(
     if family.latent:
         config |= _latent_config(metadata, family, config)
         config[_Q_RANK] = config.get(_Q_RANK) or None
-    elif is_number(metadata.get(f"{arch}.{_HEAD[0]}")):
+    elif is_number(metadata.get(f"{arch}.{_HEAD[0]}")) and _HEAD[0] not in family.computed:
         config["head_dim"] = metadata[f"{arch}.{_HEAD[0]}"]
     if family.scalar and "head_dim" in config:
         config["query_pre_attn_scalar"] = settings.attention_scalar(config, family)
@@ -283,7 +291,7 @@ def to_config(
 
 def _values_by_key(metadata: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the values of GGUF keys that each correspond to one key of ``config.json``."""
-    implied = {f"{family.arch}.{name}" for name in (*family.fixed, *family.by_layer)}
+    implied = {f"{family.arch}.{name}" for name in (*family.fixed, *family.by_layer, *family.rows)}
     values: dict[str, Any] = {}
     for name, (key, gguf_type) in _keys(family).items():
         value = metadata.get(name)
@@ -381,6 +389,8 @@ def merge_configs(
         if isinstance(before, list) and value in before:
             continue
         if key == family.expert_count and same_value(_with_usual_keys(original, family).get(key), value):
+            continue
+        if key == _LAYER_COUNT and key not in original and value == len(settings.layer_types(original)):
             continue
         if key not in original and key in ("head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings", *_IDS):
             continue

@@ -96,7 +96,7 @@ def unsupported(
     phrases = [
         *_window(config, family),
         *_experts(config),
-        *_biases(config, names),
+        *_biases(config, family, names),
         *_classes(config, family),
         *_head(config, family, names),
     ]
@@ -131,6 +131,9 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     for key in (LAYERS, "layers_block_type"):
         if isinstance(config.get(key), list):
             return [str(layer) for layer in config[key]]
+    period, offset, count = (config.get(key) for key in ("attn_layer_period", "attn_layer_offset", "num_hidden_layers"))
+    if type(period) is int and type(offset) is int and type(count) is int and period > 0 and 0 < count < 1 << 16:
+        return ["attention" if index % period == offset else "mamba" for index in range(count)]
     return []
 
 
@@ -221,10 +224,10 @@ def _experts(config: Mapping[str, Any]) -> Iterator[str]:
         yield "topk_method group_limited_greedy: llama.cpp ranks groups by their best two experts, not by the best one"
 
 
-def _biases(config: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
+def _biases(config: Mapping[str, Any], family: Family, names: Collection[str]) -> Iterator[str]:
     """Yield flags for biases that the tensors contradict; llama.cpp follows the tensors."""
     for key, endings in _BIASES.items():
-        flag = config.get(key)
+        flag = None if key in family.requires else config.get(key)
         exists = any(name.endswith(endings) for name in names)
         if flag is True and not exists:
             yield f"{key} true, but there are no such tensors"

@@ -93,6 +93,12 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     typed, dropped = hyper.to_metadata(config, family, list(original), parted=can_split)
     if rows:
         typed[f"{family.arch}.vocab_size"] = ("u32", rows)
+    for key, module in family.rows.items():
+        typed |= {
+            f"{family.arch}.{key}": ("u32", checkpoint[name].shape[0])
+            for name in checkpoint
+            if name.endswith(f".{module}.weight") and len(checkpoint[name].shape) == 2
+        }
     tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
@@ -109,18 +115,23 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         view = add(view, factors)
     changes = _widening_changes(view, family)
     inverted = rounded_second_scales(original)
-    dropped += _describe_rounding(view, changes, inverted)
+    wide = [name for name in computed_names(original, family) if original[name].dtype == "f32"]
+    dropped += _describe_rounding(view, changes, inverted, wide)
     view = change(view, changes)
     view = _with_label(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
     renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
     return View(view, [renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted))
 
 
-def _describe_rounding(view: Checkpoint, changes: Mapping[str, Change], inverted: Sequence[str]) -> Iterator[str]:
+def _describe_rounding(
+    view: Checkpoint, changes: Mapping[str, Change], inverted: Sequence[str], computed: Sequence[str]
+) -> Iterator[str]:
     """Describe values that the view rounds: norms after adding 1, and NVFP4 scales replaced by their reciprocals."""
     rounded = [name for name, planned in changes.items() if planned.plus and not _is_reversible(view[name], planned)]
     if rounded:
         yield f"the last bits of {', '.join(rounded[:3])}, where 1 + w is rounded"
+    if computed:
+        yield f"the last bits of {', '.join(computed[:3])}, which llama.cpp stores as a function of them"
     if inverted:
         yield (
             f"the last bits in f32 of {', '.join(inverted[:3])} ({len(inverted)} tensors): scales were divisors and "
