@@ -130,7 +130,7 @@ def page(rows: dict[str, dict[str, str]]) -> str:
         "# Families of models in GGUF",
         "",
         "`make families` writes this page. For each family it saves a tiny random model with transformers, converts it",
-        "to GGUF and compares the logits of 16 tokens with llama.cpp's. The numbers are the largest absolute differences.",
+        "to GGUF and compares the logits of 16 tokens with llama.cpp's. The numbers are the largest differences.",
         "For f16, transformers computes with matrices that are rounded to f16. In the column q4_0, llama.cpp loads the",
         "file. The last column compares the tensors that come back from the f32 file.",
         "",
