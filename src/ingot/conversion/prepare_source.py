@@ -190,7 +190,8 @@ def view_weights(
         view = omitted.then(partial(_as_model, target=target, options=options))
     else:
         view = omitted.then(partial(with_weight_names, target=target))
-        view = view.then(partial(_as_model, target=target, options=options)).then(partial(_with_experts, target=target))
+        view = view.then(partial(_as_model, target=target, options=options))
+        view = view.then(partial(_with_experts, target=target))
     return view.then(partial(_for_mlx, target=target, options=options)).then(partial(_pruned, options=options))
 
 
@@ -275,13 +276,17 @@ def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) ->
 
 
 def _with_experts(view: Checkpoint, target: Destination) -> View:
-    """Return the checkpoint with experts stored as the target's runtimes expect; GGUF files are translated later."""
-    if has_model_metadata(view.format) or not (target.directory or has_model_metadata(target.format.name)):
+    """Return the checkpoint with experts stored as the target's runtimes expect; llama.cpp's names stay as they are."""
+    if _has_gguf_names(view) or not (target.directory or has_model_metadata(target.format.name)):
         return View(view)
     result = View(view)
     if target.format.name != MlxFormat.name:
         result = result.then(partial(from_mlx, config=companion_config(view.companions, RULE)))
     return result.then(lambda model: experts_for_format(model, target.format.name, hint=_HINT))
+
+
+def _has_gguf_names(view: Checkpoint) -> bool:
+    return "general.architecture" in view.metadata
 
 
 def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
@@ -298,7 +303,7 @@ def _as_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> V
     """Return the checkpoint with the tensors of mlx_lm's module; the checkpoint itself for other formats."""
     if target.format.name != MlxFormat.name or not target.directory or options.keep_names:
         return View(view)
-    return as_mlx_folder(view, companion_config(view.companions, RULE))
+    return as_mlx_folder(view, companion_config(view.companions, RULE), no_tokenizer=options.no_tokenizer)
 
 
 def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:

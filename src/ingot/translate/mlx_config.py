@@ -51,7 +51,7 @@ def _rotary_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return {}
-    full, sliding = rope.get(_FULL), rope.get(_SLIDING)
+    full, sliding = (rope.get(key) for key in (_FULL, _SLIDING))
     if not (isinstance(full, Mapping) or isinstance(sliding, Mapping)):
         return _flat_rotary_keys(rope)
     keys = _flat_rotary_keys(full if isinstance(full, Mapping) else {})
@@ -83,7 +83,8 @@ def _head_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _rotary_size(config: Mapping[str, Any]) -> int | None:
-    size, share = config.get("head_dim") or _head_size(config), config.get("partial_rotary_factor", 1.0)
+    size = config.get("head_dim") or _head_size(config)
+    share = config.get("partial_rotary_factor", 1.0)
     return int(size * share) if isinstance(size, int) and isinstance(share, int | float) else None
 
 
@@ -98,7 +99,7 @@ def _period(config: Mapping[str, Any]) -> int | None:
 
 
 def _sparse_layers(config: Mapping[str, Any]) -> list[bool] | None:
-    count, layers = config.get("num_hidden_layers"), config.get("mlp_layer_types")
+    count, layers = (config.get(key) for key in ("num_hidden_layers", "mlp_layer_types"))
     if isinstance(layers, list):
         return [layer == "sparse" for layer in layers]
     first = config.get("first_k_dense_replace")
@@ -116,7 +117,7 @@ def _flags(key: str, item: str) -> Value:
 
 
 def _expanded_size(config: Mapping[str, Any]) -> int | None:
-    hidden, factor = config.get("hidden_size"), config.get("expand")
+    hidden, factor = (config.get(key) for key in ("hidden_size", "expand"))
     return int(hidden * factor) if isinstance(hidden, int) and isinstance(factor, int | float) else None
 
 

@@ -17,9 +17,11 @@ from ingot.model.reading.view import View, derive_checkpoint
 from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
 from ingot.translate import superseded
+from ingot.translate.companions import TOKENIZER, parse_file, read_files
 from ingot.translate.families import FAMILIES, UNSUPPORTED, Family
 from ingot.translate.mlx_config import config_for_mlx
 from ingot.translate.mlx_tensors import rules_of, to_mlx, why_unopened, why_unpackable
+from ingot.translate.tokenizer_file import why_unreadable
 from ingot.views.names import omit
 
 PROGRAM = "mlx_lm"
@@ -60,11 +62,16 @@ def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     return omit(checkpoint, omissions)
 
 
-def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
+def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any], *, no_tokenizer: bool = False) -> View:
     """Return a model folder's checkpoint with the tensors of mlx_lm's module and the ``config.json`` that it reads.
 
-    Raises ``UnsupportedError`` ``architecture.rows``: a missing expert, or a tensor of another shape.
+    If ``no_tokenizer`` is true, a ``tokenizer.json`` that no program reads is accepted.
+
+    Raises ``UnsupportedError`` ``architecture.rows``: a missing expert, or a tensor of another shape;
+    ``architecture.config``: a key that the module needs is missing; ``architecture.tokenizer``.
     """
+    if not no_tokenizer:
+        _require_tokenizer(checkpoint)
     view = to_mlx(checkpoint, config)
     if rules_of(config) is None:
         model_type = str(config.get("model_type"))[:80]
@@ -78,6 +85,21 @@ def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
         return view
     text = json.dumps(changed, indent=2) + "\n"
     return replace(view, checkpoint=with_config_text(view.checkpoint, text))
+
+
+def _require_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raise ``UnsupportedError`` ``architecture.tokenizer`` if ``tokenizers`` does not read ``tokenizer.json``."""
+    path = checkpoint.companions.get(TOKENIZER)
+    if path is None:
+        return
+    reason = why_unreadable(parse_file(read_files({TOKENIZER: path}), TOKENIZER))
+    if reason:
+        raise UnsupportedError(
+            f"the package tokenizers, and so mlx_lm, does not read this file: {reason}; add the keys, or pass "
+            "--no-tokenizer to copy it as it is",
+            rule="architecture.tokenizer",
+            where=path,
+        )
 
 
 def _require_keys(config: Mapping[str, Any], location: str) -> None:

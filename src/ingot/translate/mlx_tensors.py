@@ -61,6 +61,8 @@ class MlxRules:
         Endings of weights [channels, 1, width], in mlx_lm [channels, width, 1].
     shifted : tuple of str
         Endings of norms that mlx_lm stores with 1 added, if there is an unconverted convolution.
+    scalars : tuple of str
+        Endings of tensors of shape [1], which have no dimension in mlx_lm.
     latent : bool
         Whether mlx_lm splits ``kv_b_proj`` by heads.
     ignored : mapping
@@ -78,6 +80,7 @@ class MlxRules:
     transposed: tuple[str, ...] = ()
     convolutions: tuple[str, ...] = ()
     shifted: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
     latent: bool = False
     ignored: Mapping[str, str] = field(default_factory=dict)
     packable: str = ""
@@ -91,8 +94,9 @@ _W = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _BLOCK_SPARSE = MlxRules(ExpertNames("block_sparse_moe.experts", "block_sparse_moe.switch_mlp", _W))
 _CONVOLUTION = MlxRules(convolutions=("conv1d.weight",))
 _SPLIT_EXPERTS = {
-    "block_sparse_moe.input_linear.weight": tuple(
-        f"block_sparse_moe.switch_mlp.{p}_proj.weight" for p in ("gate", "up")
+    "block_sparse_moe.input_linear.weight": (
+        "block_sparse_moe.switch_mlp.gate_proj.weight",
+        "block_sparse_moe.switch_mlp.up_proj.weight",
     )
 }
 _OUTPUT = {"block_sparse_moe.output_linear": "block_sparse_moe.switch_mlp.down_proj"}
@@ -114,13 +118,14 @@ RULES: Mapping[str, MlxRules] = {
             *("bitnet", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm4"),
             *("granite", "helium", "hunyuan_v1_dense", "internlm3", "llama", "llama4_text", "ministral3"),
             *("mistral", "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
-            *("stablelm", "starcoder2", "apertus", "gpt_bigcode", "gpt_oss"),
+            *("stablelm", "starcoder2", "gpt_bigcode", "gpt_oss"),
         ),
         MlxRules(),
     ),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "mimo_v2_flash", "mellum"), _MLP),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2"), _LATENT),
     "deepseek_v2": _MLP,
+    "apertus": MlxRules(scalars=(".alpha_p", ".alpha_n")),
     **dict.fromkeys(("dots1", "afmoe"), _IN_PLACE),
     **dict.fromkeys(("mixtral", "phimoe", "minimax", "minimax_m2"), _BLOCK_SPARSE),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _CONVOLUTION),
@@ -156,7 +161,13 @@ RULES: Mapping[str, MlxRules] = {
     "gemma4": MlxRules(halves=_GLU_PAIR, modules=_GLU_DOWN, prefixes=_WRAPPED[:1]),
     "mistral3": MlxRules(prefixes=_WRAPPED),
     "gpt2": MlxRules(
-        prefixes=(("transformer.", "model."), ("h.", "model.h."), ("w", "model.w"), ("ln_f.", "model.ln_f.")),
+        prefixes=(
+            ("transformer.", "model."),
+            ("h.", "model.h."),
+            ("wte.", "model.wte."),
+            ("wpe.", "model.wpe."),
+            ("ln_f.", "model.ln_f."),
+        ),
         transposed=tuple(f"{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")),
     ),
     "gpt_neox": MlxRules(
@@ -214,18 +225,12 @@ def to_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
     if rules is None:
         return View(checkpoint)
     names = _MlxNames(rules)
-    view, count = checkpoint, 0
+    view = _arranged(checkpoint, rules, names, config)
+    count = sum(name not in checkpoint or view[name].shape != checkpoint[name].shape for name in view)
     convolutions = [name for name in view if _is_convolution(name, view[name].shape, rules)]
-    if rules.transposed and (matrices := {name: name for name in view if names.is_transposed(name, view)}):
-        view, count = transpose(view, matrices), count + len(matrices)
-    if rules.latent and (latent := _latent_slices(view, config)):
-        view, count = _split_latent(view, latent), count + len(latent)
-    if halves := {name: _two_halves(name, view, new) for name in view if (new := names.halves(name)) is not None}:
-        view, count = split_units(view, halves), count + len(halves)
-    if stacks := names.stacks(view):
-        view, count = stack(view, stacks), count + len(stacks)
     renamed = {name: new for name in view if (new := names.to_mlx(name)) != name}
     changes = {name: _reshaped(view, name, last=True) for name in convolutions}
+    changes |= {name: Change(view[name].dtype, shape=()) for name in _scalars(view, rules, (1,))}
     if convolutions:
         changes |= {name: Change(view[name].dtype, 1.0) for name in view if _is_shifted(view, name, rules)}
     rounded = [name for name, planned in changes.items() if planned.plus and not _is_reversible(view, name, planned)]
@@ -237,6 +242,19 @@ def to_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
     if rounded:
         notes.append(f"not carried over: the last bits of {', '.join(rounded[:3])}, where 1 + w is rounded")
     return View(view, notes)
+
+
+def _arranged(checkpoint: Checkpoint, rules: MlxRules, names: _MlxNames, config: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint with the tensors that mlx_lm transposes, splits and stacks, before they are renamed."""
+    view = checkpoint
+    if rules.transposed and (matrices := {name: name for name in view if names.is_transposed(name, view)}):
+        view = transpose(view, matrices)
+    if rules.latent and (latent := _latent_slices(view, config)):
+        view = _split_latent(view, latent)
+    if halves := {name: _two_halves(name, view, pair) for name in view if (pair := names.halves(name)) is not None}:
+        view = split_units(view, halves)
+    stacks = names.stacks(view)
+    return stack(view, stacks) if stacks else view
 
 
 def from_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
@@ -253,22 +271,23 @@ def from_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
         name for name in checkpoint if name.endswith(rules.convolutions) and _is_last_one(checkpoint[name].shape)
     ] if rules.convolutions else []  # fmt: skip
     changes = {name: _reshaped(checkpoint, name, last=False) for name in convolutions}
+    changes |= {name: Change(checkpoint[name].dtype, shape=(1,)) for name in _scalars(checkpoint, rules, ())}
     if convolutions:
         shifted = (name for name in checkpoint if _is_shifted(checkpoint, name, rules))
         changes |= {name: Change(checkpoint[name].dtype, -1.0) for name in shifted}
     view = change(checkpoint, changes) if changes else checkpoint
-    count = 0
     if stacks := {name: names.members(name, view[name].shape) for name in view if names.is_stack(name, view)}:
-        view, count = unstack(view, stacks), count + len(stacks)
+        view = unstack(view, stacks)
     renamed = {name: new for name in view if (new := names.to_model(name)) != name}
     view = rename(view, renamed) if renamed else view
     if pairs := dict(names.pairs(view)):
-        view, count = interleave(view, pairs), count + len(pairs)
+        view = interleave(view, pairs)
     if rules.latent and any(name.endswith(_EMBED_Q) for name in view):
-        view, count = _join_latent(view, config), count + 1
+        view = _join_latent(view, config)
     if rules.transposed and renamed:
         matrices = {name: name for name in view if names.is_transposed(name, view)}
-        view, count = transpose(view, matrices), count + len(matrices)
+        view = transpose(view, matrices)
+    count = sum(name not in checkpoint for name in view)
     return View(view, [f"{count} tensors of mlx_lm's layout are as transformers has them"] if count else [])
 
 
@@ -283,7 +302,8 @@ class _MlxNames:
         self._expert: re.Pattern[str] | None = None
         self._stack: re.Pattern[str] | None = None
         if experts is not None:
-            parts, new_parts = "|".join(experts.parts), "|".join(experts.parts.values())
+            parts = "|".join(experts.parts)
+            new_parts = "|".join(experts.parts.values())
             self._expert = re.compile(rf"{re.escape(experts.prefix)}\.([0-9]{{1,6}})\.({parts})\.(weight|bias)")
             self._stack = re.compile(rf"{re.escape(experts.stacked)}\.({new_parts})\.(weight|bias)")
 
@@ -398,7 +418,8 @@ def _split_latent(view: Checkpoint, slices: Mapping[str, Mapping[str, UnitSelect
 
 def _join_latent(view: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     heads, key, value = hyper.latent_sizes(config)
-    transposed, joined = {}, {}
+    transposed = {}
+    joined = {}
     for name in view:
         if not name.endswith(_EMBED_Q):
             continue
@@ -434,7 +455,8 @@ def _two_halves(name: str, view: Checkpoint, names: tuple[str, str]) -> dict[str
         raise UnsupportedError(
             f"expected an even number of rows of gate and up, found shape {list(shape)}", rule=RULE, where=name
         )
-    count, rows = shape[0] if len(shape) == 3 else 1, shape[-2]
+    count = shape[0] if len(shape) == 3 else 1
+    rows = shape[-2]
     half = (*shape[:-2], rows // 2, shape[-1])
     return {
         new: UnitSelection(half, Units(count, rows, start * (rows // 2), rows // 2)) for start, new in enumerate(names)
@@ -445,7 +467,8 @@ def _joined(view: Checkpoint, first: str, second: str) -> tuple[tuple[int, ...],
     shape = view[first].shape
     if second not in view or view[second].shape != shape or len(shape) not in (2, 3):
         raise UnsupportedError(f"expected {second} of shape {list(shape)} next to it", rule=RULE, where=first)
-    count, half = shape[0] if len(shape) == 3 else 1, shape[-2]
+    count = shape[0] if len(shape) == 3 else 1
+    half = shape[-2]
     units = {name: Units(count, 2 * half, start * half, half) for start, name in enumerate((first, second))}
     return (*shape[:-2], 2 * half, shape[-1]), units
 
@@ -458,6 +481,11 @@ def _is_convolution(name: str, shape: tuple[int, ...], rules: MlxRules) -> bool:
 
 def _is_last_one(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[2] == 1 != shape[1]
+
+
+def _scalars(view: Checkpoint, rules: MlxRules, shape: tuple[int, ...]) -> list[str]:
+    """Return the names of scalars that have this shape."""
+    return [name for name in view if rules.scalars and name.endswith(rules.scalars) and view[name].shape == shape]
 
 
 def _is_shifted(view: Checkpoint, name: str, rules: MlxRules) -> bool:

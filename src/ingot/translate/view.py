@@ -29,7 +29,7 @@ from ingot.stores.temporary import TemporaryFolder
 from ingot.translate import companions, hyper, keys, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
 from ingot.translate.families import FAMILIES, Family, family_of, has_classifier
-from ingot.translate.split_tensors import can_split_latent, join_tensors, split_tensors
+from ingot.translate.split_tensors import join_tensors, packed_latent, split_tensors
 from ingot.translate.tensor_plan import (
     CLASSES,
     EMBEDDING,
@@ -83,11 +83,17 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     config = companions.parse_file(files, CONFIG)
     family = require_family(config if CONFIG in files else None, checkpoint.location)
     original = checkpoint
-    can_split = can_split_latent(checkpoint)
+    packed = packed_latent(checkpoint) if family.latent else []
+    can_split = not packed
     checkpoint = split_tensors(split_second_scales(checkpoint), config, family, parted=can_split)
     plan = plan_to_gguf(checkpoint, config, family)
     rows, notes = _require_rows(checkpoint, plan, config)
     typed, dropped = hyper.to_metadata(config, family, list(original), parted=can_split)
+    if packed:
+        notes.append(
+            f"{packed[0]} ({len(packed)} tensors) is packed and stays one matrix, attn_kv_b: llama.cpp caches full "
+            "keys and values, not the latent vector; --recipe decompress decodes it, so that it is split"
+        )
     if rows:
         typed[f"{family.arch}.vocab_size"] = ("u32", rows)
     tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
