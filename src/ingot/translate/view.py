@@ -253,9 +253,12 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         )
     files, dropped = _files(metadata, config, family, no_tokenizer=no_tokenizer)
     omissions = view.omissions
-    if not original and "long_factor" not in rotary.rope_of(config):
+    if not original and not rotary.states_tensors(config):
         omission = Omission("config.json has no key for this scaling of the rotary embedding")
-        stored = [origin for name in rotary.TENSORS if name in omitted for origin in checkpoint.origins_of(name)]
+        scaled = [
+            name for name in rotary.TENSORS if name in omitted and not np.all(factors.get(name, 0) == np.float32(1))
+        ]
+        stored = [origin for name in scaled for origin in checkpoint.origins_of(name)]
         omissions = {**omissions, **dict.fromkeys(stored, omission)}
     unread = [*_unread_keys(metadata, family)]
     if unread:

@@ -216,9 +216,7 @@ def _interleaved_values(name: str, shape: tuple[int, ...], tensors: Sequence[Ten
     return decode_runs(name, shape, tensors, runs, CODECS[DenseLayout.codec])
 
 
-def _widths(
-    tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int, per_run: int = 0
-) -> Mapping[str, int] | None:
+def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int, per_run: int = 0) -> Mapping[str, int] | None:
     """Return each part's bytes per unit of ``unit`` elements, 0 for a part that is not split; None to decode.
 
     Units may be columns of a packed matrix if ``per_run`` units are a row.
