@@ -19,6 +19,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 from ingot.translate.expected import expected_tensors
+from ingot.translate.mlx_tensors import from_mlx
 
 MISSING = "model.missing-tensor"
 SHAPE = "model.shape"
@@ -80,6 +81,7 @@ def _missing(source: Source, checkpoint: Checkpoint) -> list[Defect]:
     expected = None if source.format.name in _OTHER_NAMES else expected_tensors(config)
     if expected is None:
         return defects
+    checkpoint = from_mlx(checkpoint, config).checkpoint
     arranged = _layers_with_other_experts(checkpoint, expected)
     for name, shape in expected.items():
         if name not in checkpoint:

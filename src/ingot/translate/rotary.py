@@ -37,6 +37,10 @@ _SCALINGS = {"linear": "linear", "yarn": "yarn"}
 """Scaling types: transformers' name to llama.cpp's."""
 _LONGROPE = "longrope"
 _LONGROPES = ("longrope", "su")
+_LLAMA3 = "llama3"
+_LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_NEAR = 1e-5
+"""Relative difference of divisors that are computed in f32 and f64."""
 _FACTORS = {"long_factor": LONG, "short_factor": SHORT}
 _DEFAULT_THETA = 10000.0
 _KEYS = frozenset(
@@ -198,26 +202,58 @@ def _sliding_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _llama3_factors(config: Mapping[str, Any], family: Family) -> Array | None:
-    """Return the divisors of Llama 3.1's scaling for each frequency, f32 [head size / 2]; None for another scaling.
+    """Return the divisors of Llama 3.1's scaling if llama.cpp's graph of the family uses them; None otherwise."""
+    return llama3_factors(rope_of(config), head_size(config)) if family.rope_factors else None
+
+
+def llama3_factors(rope: Mapping[str, Any], size: int) -> Array | None:
+    """Return the divisors of Llama 3.1's scaling for each frequency, f32 [size / 2]; None for another scaling.
 
     llama.cpp stores them as a tensor. Wavelengths longer than ``original_max_position_embeddings / low_freq_factor``
     are stretched by ``factor``, and those below ``original_max_position_embeddings / high_freq_factor`` are unchanged.
     Between the limits the divisor is interpolated (transformers, ``modeling_rope_utils.py``).
     """
-    rope = rope_of(config)
-    keys = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if rope["rope_type"] != "llama3" or not family.rope_factors:
+    if rope["rope_type"] != _LLAMA3 or size > _MAX_HEAD:
         return None
-    values: list[Any] = [rope.get(key) for key in keys]
+    values: list[Any] = [rope.get(key) for key in ("rope_theta", *_LLAMA3_KEYS)]
     if not all(is_number(value) and 0 < value < 2**53 for value in values) or values[2] == values[3]:
         return None
     theta, factor, low, high, length = map(float, values)
-    size = head_size(config)
-    if size > _MAX_HEAD:
-        return None
     wave = 2 * np.pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
     smooth = np.clip((length / wave - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+
+
+def llama3_scaling(factors: Array, theta: float) -> dict[str, Any] | None:
+    """Return the parameters of Llama 3.1's scaling that give these divisors of frequencies; None if none do.
+
+    The divisors determine ``factor`` and the two limits ``original_max_position_embeddings / low_freq_factor`` and
+    ``/ high_freq_factor``. Those of Llama 3 are tried first, then a low factor of 1 with the limits of the divisors
+    between them.
+    """
+    if factors.ndim != 1 or not factors.size or not np.isfinite(factors).all() or factors.min() < 1 - _NEAR:
+        return None
+    factor = shorten(float(factors.max()))
+    candidates = [(1.0, 4.0, 8192)]
+    wave = 2 * np.pi * theta ** (np.arange(factors.size, dtype=np.float64) / factors.size)
+    between = (factors > 1 + _NEAR) & (factors < factors.max() * (1 - _NEAR))
+    if between.sum() > 1:
+        smooth = (1 / factors[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
+        slope, offset = np.polyfit(1 / wave[between], smooth, 1)
+        if offset < 0 < slope:
+            length = round(float(-slope / offset))
+            candidates.append((1.0, float(f"{1 - 1 / offset:.4g}"), length))
+    for low, high, length in candidates:
+        scaling = dict(zip(_LLAMA3_KEYS, (factor, low, high, length), strict=True))
+        expected = llama3_factors({"rope_type": _LLAMA3, "rope_theta": theta, **scaling}, 2 * factors.size)
+        if factor > 1 and expected is not None and np.allclose(factors, expected, rtol=_NEAR, atol=0):
+            return {"rope_type": _LLAMA3, **scaling}
+    return None
+
+
+def states_tensors(config: Mapping[str, Any]) -> bool:
+    """Return whether ``config.json`` states a scaling for which llama.cpp has tensors."""
+    return rope_of(config)["rope_type"] in (_LONGROPE, _LLAMA3)
 
 
 def to_config(
@@ -258,6 +294,8 @@ def to_config(
         attention = read_value(_ATTENTION) if is_number(read_value(_ATTENTION)) else 1.0
         if not same_value(attention, _attention_factor(config, rope)):
             rope["attention_factor"] = shorten(attention)
+    elif FREQUENCIES in factors and (llama3 := llama3_scaling(factors[FREQUENCIES], rope.get("rope_theta", 1e4))):
+        rope |= llama3
     elif scaling is not None:
         rope |= {"rope_type": scaling, "factor": shorten(read_value(_FACTOR) or 1.0), **(family.rope or {})}
         if read_value(_ORIGINAL) is not None:
@@ -286,6 +324,12 @@ def has_same_rotary(original: Mapping[str, Any], read: Mapping[str, Any]) -> boo
     rope = rope_of(original)
     new = rope_of(read)
     rope_type = rope["rope_type"]
+    if new["rope_type"] == _LLAMA3:
+        size = head_size(original)
+        factors = (llama3_factors(parameters, size) for parameters in (rope, new))
+        before, after = (np.ones(1) if values is None else values for values in factors)
+        is_close = bool(np.allclose(before, after, rtol=_NEAR))
+        return is_close and same_value(rope.get("rope_theta"), new.get("rope_theta"))
     longer = new["rope_type"] == _LONGROPE
     if rope_type not in ("default", *_SCALINGS) and not longer:
         return True

@@ -29,7 +29,7 @@ from ingot.stores.temporary import TemporaryFolder
 from ingot.translate import companions, hyper, keys, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
 from ingot.translate.families import FAMILIES, Family, family_of, has_classifier
-from ingot.translate.split_tensors import can_split_latent, join_tensors, split_tensors
+from ingot.translate.split_tensors import join_tensors, packed_latent, split_tensors
 from ingot.translate.steps import apply_steps, computed_names, undo_steps
 from ingot.translate.tensor_plan import (
     CLASSES,
@@ -85,12 +85,18 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     family = require_family(config if CONFIG in files else None, checkpoint.location)
     config = hyper.usual_keys(config, family)
     original = checkpoint
-    can_split = can_split_latent(checkpoint)
+    packed = packed_latent(checkpoint) if family.latent else []
+    can_split = not packed
     checkpoint = apply_steps(split_second_scales(checkpoint), config, family)
     checkpoint = split_tensors(checkpoint, config, family, parted=can_split)
     plan = plan_to_gguf(checkpoint, config, family)
     rows, notes = _require_rows(checkpoint, plan, config)
     typed, dropped = hyper.to_metadata(config, family, list(original), parted=can_split)
+    if packed:
+        notes.append(
+            f"{packed[0]} ({len(packed)} tensors) is packed and stays one matrix, attn_kv_b: llama.cpp caches full "
+            "keys and values, not the latent vector; --recipe decompress decodes it, so that it is split"
+        )
     if rows:
         typed[f"{family.arch}.vocab_size"] = ("u32", rows)
     for key, module in family.rows.items():
@@ -267,9 +273,12 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         )
     files, dropped = _files(metadata, config, family, no_tokenizer=no_tokenizer)
     omissions = view.omissions
-    if not original and "long_factor" not in rotary.rope_of(config):
+    if not original and not rotary.states_tensors(config):
         omission = Omission("config.json has no key for this scaling of the rotary embedding")
-        stored = [origin for name in rotary.TENSORS if name in omitted for origin in checkpoint.origins_of(name)]
+        scaled = [
+            name for name in rotary.TENSORS if name in omitted and not np.all(factors.get(name, 0) == np.float32(1))
+        ]
+        stored = [origin for name in scaled for origin in checkpoint.origins_of(name)]
         omissions = {**omissions, **dict.fromkeys(stored, omission)}
     unread = [*_unread_keys(metadata, family)]
     if unread:
