@@ -57,6 +57,7 @@ PRESETS = (
     "w4a16",
     "fp8",
     "fp8-block",
+    "nvfp4-w4a4-calibrated",
     "nvfp4",
     "mxfp4",
     "nf4",
