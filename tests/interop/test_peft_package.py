@@ -12,7 +12,11 @@ import pytest
 import ingot
 from ingot.adapters.view import with_adapters
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:::peft"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
