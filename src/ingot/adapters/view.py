@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,8 @@ def merged_tensor(tensor: Tensor, terms: Sequence[Term], *, exact: bool) -> Tens
     source = ConcatSource(tensor.name, [_MergedRows(tensor, terms, dtype)], np.array([[0], [0], [size]], np.int64))
     part = Part(row.storage, size, source, type=None if row.is_storage else row.name, where=f"{tensor.name}: {DATA}")
     codec = CODECS[DenseLayout.codec]
-    return Tensor(tensor.name, tensor.shape, dtype, codec.id, {DATA: part}, {}, codec, source_bits=tensor.stored_bits)
+    merged = Tensor(tensor.name, tensor.shape, dtype, codec.id, {DATA: part}, {}, codec)
+    return replace(merged, source_bits=tensor.stored_bits, stored_like=tensor if exact else None)
 
 
 class _MergedRows:
