@@ -217,9 +217,9 @@ class Terms:
         self._name = name
         self._terms = terms
         low_ranks = [item for term in terms for item in term.changes if isinstance(item, LowRank)]
-        is_stack = any(len(item.a.shape) == 3 for item in low_ranks)
+        self.is_stack = any(len(item.a.shape) == 3 for item in low_ranks)
         self.rows, self.cols = (
-            (prod(shape[:-1]), shape[-1]) if is_stack else (shape[0], prod(shape[1:])) if shape else (1, 1)
+            (prod(shape[:-1]), shape[-1]) if self.is_stack else (shape[0], prod(shape[1:])) if shape else (1, 1)
         )
         self.needs_all_rows = any(item.magnitude is not None and item.transposed for item in low_ranks)
         self._lock = threading.Lock()
