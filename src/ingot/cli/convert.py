@@ -51,7 +51,7 @@ def command(
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = convert(replace(options, progress=progress))
-    _warn(report.warnings)
+    warn(report.warnings)
     render(report.report(), json=json, quiet=quiet)
 
 
@@ -62,11 +62,11 @@ def _dry_run(options: ConvertOptions, plan_out: str | None, *, quiet: bool, json
     with prepare(options) as prepared:
         if plan_out is not None:
             save_plan(prepared, options, plan_out)
-        _warn(prepared.plan.warnings)
+        warn(prepared.plan.warnings)
         render(prepared.report(), json=json, quiet=quiet)
 
 
-def _warn(warnings: Sequence[str]) -> None:
+def warn(warnings: Sequence[str]) -> None:
     """Print warnings on stderr, also with ``--quiet`` and ``--json``."""
     for text in warnings:
         line(f"warning: {text}", stream=sys.stderr)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ingot.adapters.view import with_adapters
 from ingot.artifacts.account import account_of_conversion, dropped_omissions, unused_patterns
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.artifacts.companions import companion_config, copy_companions
@@ -194,6 +195,8 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         checkpoint = source.view()
         recipe = with_mixture_rules(recipe, checkpoint, source.config())
         options = replace(options, recipe=recipe)
+        checkpoint = _with_adapters(source, checkpoint, options)
+        close = checkpoint.close
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
         opened = checkpoint
@@ -267,6 +270,15 @@ def _require_packable_for_mlx(
         return
     packed = {step.spec.name for step in plan.steps if step.spec.codec in plan.format.traits.packed_codecs}
     require_packable(companion_config(checkpoint.companions, RULE), packed, checkpoint.location)
+
+
+def _with_adapters(source: Source, checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoint:
+    """Return the checkpoint with the adapters of the options, in f32 unless a rotation has to be the only such view."""
+    if not options.adapters:
+        return checkpoint
+    refuse_adapter(source)
+    rotates = isinstance(options.recipe, Recipe) and options.recipe.rotate is not None
+    return with_adapters(checkpoint, options.adapters, exact=not rotates)
 
 
 def _is_rounded_by_preset(rounding: Rounding | None, recipe: Recipe | None) -> bool:
