@@ -254,7 +254,7 @@ def located(location: str) -> Iterator[None]:
     try:
         yield
     except IngotError as error:
-        raise error.at(location) from None
+        raise error.add_location(location) from None
 
 
 def _no_package(location: str, expected: str) -> FormatError:

@@ -218,7 +218,7 @@ class Application:
             else:
                 self._apply(route, matrix, undo, keep, running)
         except IngotError as error:
-            raise error.at(f"{self._link.location}: {route.name}") from None
+            raise error.add_location(f"{self._link.location}: {route.name}") from None
         if running is not None:
             self._digests[route.name] = hex_of(running)
 

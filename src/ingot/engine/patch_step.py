@@ -306,7 +306,7 @@ class _Layers:
             parts = self._step.encoder.encode(make())
         except IngotError as error:
             name = self._step.route.name
-            raise error if error.where and name in error.where else error.at(name) from None
+            raise error if error.where and name in error.where else error.add_location(name) from None
         for wait in waits:
             wait.result()
         return EncodedChunk(parts)

@@ -216,7 +216,7 @@ class _Encoding(StepRun[Encode]):
                 for rows in chunks(self.step.tensor, (plan.rows, plan.cols), plan.chunk_rows):
                     encoder.fit_pass(rows)
         except CodecError as error:
-            raise error.at(self.step.tensor.name) from None
+            raise error.add_location(self.step.tensor.name) from None
         return encoder.params
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
@@ -249,7 +249,7 @@ class _Encoding(StepRun[Encode]):
         try:
             parts = step.encoder.encode(rows, start)
         except IngotError as failure:
-            raise failure.at(step.tensor.name) from None
+            raise failure.add_location(step.tensor.name) from None
         if self.measured and not step.exact and step.action == ENCODED:
             decoded = np.empty(rows.shape, np.float32)
             step.encoder.decode(parts, decoded)

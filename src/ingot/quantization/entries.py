@@ -132,9 +132,9 @@ def _choose(
     metric = inner @ np.diag(diagonal.astype(np.float64)) @ inner.T
     best = weights + (targets - weights) @ np.linalg.inv(inner).astype(np.float32)
     metric32 = metric.astype(np.float32)
-    other = nearest(block_type, best, scale, _normalized(np.ascontiguousarray(metric.diagonal(), np.float32)))
-    better = _quadratic(best - other.values, metric32) < _quadratic(best - plain.values, metric32)
-    plain.put(better, 0, other)
+    corrected = nearest(block_type, best, scale, _normalized(np.ascontiguousarray(metric.diagonal(), np.float32)))
+    better = _quadratic(best - corrected.values, metric32) < _quadratic(best - plain.values, metric32)
+    plain.put(better, 0, corrected)
     return plain
 
 
@@ -192,14 +192,14 @@ def _candidate(rounded: Entries, column: int, gradient: Array, metric: Array) ->
     weights = _normalized(diagonal)
     inverse = np.linalg.inv(metric.astype(np.float64)).astype(np.float32)
     best = nearest(rounded.block_type, values - _times(gradient, inverse), scale, weights)
-    other = nearest(rounded.block_type, values - gradient / diagonal, scale, weights)
+    scaled = nearest(rounded.block_type, values - gradient / diagonal, scale, weights)
 
     def error(codes: Codes) -> Array:
         change = codes.values - values
         result: Array = 2 * _dot(gradient, change) + _quadratic(change, metric)
         return result
 
-    best.put(error(other) < error(best), 0, other)
+    best.put(error(scaled) < error(best), 0, scaled)
     return best
 
 

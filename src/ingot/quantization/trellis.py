@@ -146,9 +146,9 @@ class _BandLinks:
     def add_errors(self, index: int, errors: Array) -> None:
         """Add the effect of a band's errors (f32 [cols, rows of the band]) to the shifts of earlier bands."""
         first, last = self._bands[index]
-        for other, (start, stop) in enumerate(self._bands[:index]):
+        for earlier, (start, stop) in enumerate(self._bands[:index]):
             link = np.ascontiguousarray(self._all.below[first:last, start:stop])
-            self._shifts[other] -= multiply(errors, link)
+            self._shifts[earlier] -= multiply(errors, link)
 
 
 @dataclass(slots=True)
@@ -278,9 +278,9 @@ def _gradient(
     if factors.outputs is None:
         return np.eye(last - first, dtype=np.float32), product[index].copy()
     gradient = np.zeros_like(product[index])
-    for other, (start, stop) in enumerate(bands):
+    for band, (start, stop) in enumerate(bands):
         link = np.ascontiguousarray(factors.outputs[start:stop, first:last])
-        native.kernels.matrix_multiply_add(product[other], link, gradient, 0, stop - start, 0, last - first)
+        native.kernels.matrix_multiply_add(product[band], link, gradient, 0, stop - start, 0, last - first)
     return np.ascontiguousarray(factors.outputs[first:last, first:last]), gradient
 
 

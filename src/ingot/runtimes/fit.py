@@ -142,8 +142,8 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
 def presets_of(profile: RuntimeProfile) -> list[str]:
     """Return the presets that a program runs: those that the profile names, then others that a container holds."""
     named = [name for item in profile.presets for name in (item.plain, item.calibrated) if name]
-    others = [name for name in ALL_PRESETS if name not in named]
-    return [*named, *(name for name in others if _runs(profile, load_recipe(name)))]
+    unnamed = [name for name in ALL_PRESETS if name not in named]
+    return [*named, *(name for name in unnamed if _runs(profile, load_recipe(name)))]
 
 
 def _runs(profile: RuntimeProfile, recipe: Recipe) -> bool:

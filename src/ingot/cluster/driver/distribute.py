@@ -176,7 +176,7 @@ def distribute(
         ends = _placed_ends(earlier)
         shared = replace(target, copy_companions=write_siblings, kept_bytes=ends, scattered=in_full, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
-    return replace(executed, done=[replace(item, step=item.step.planned) for item in executed.done])
+    return replace(executed, completed=[replace(item, step=item.step.planned) for item in executed.completed])
 
 
 def tasks_of(plan: Plan, finished: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:

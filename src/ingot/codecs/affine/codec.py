@@ -173,22 +173,22 @@ class CutReader(Rows):
         if self._passed and flat.size:
             self._row_tail = self._next_row(out.dtype)[self._passed :]
             self._passed = 0
-        taken = min(self._row_tail.size, flat.size)
-        flat[:taken], self._row_tail = self._row_tail[:taken], self._row_tail[taken:]
-        if taken == flat.size:
+        buffered = min(self._row_tail.size, flat.size)
+        flat[:buffered], self._row_tail = self._row_tail[:buffered], self._row_tail[buffered:]
+        if buffered == flat.size:
             return
-        count = (flat.size - taken) // self._cols
-        end = taken + count * self._cols
-        self._inner.read_into(flat[taken:end].reshape(count, self._cols))
+        count = (flat.size - buffered) // self._cols
+        end = buffered + count * self._cols
+        self._inner.read_into(flat[buffered:end].reshape(count, self._cols))
         if end < flat.size:
             row = self._next_row(out.dtype)
             flat[end:], self._row_tail = row[: flat.size - end], row[flat.size - end :]
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values."""
-        taken = min(self._row_tail.size, count)
-        self._row_tail = self._row_tail[taken:]
-        rows, self._passed = divmod(self._passed + count - taken, max(self._cols, 1))
+        buffered = min(self._row_tail.size, count)
+        self._row_tail = self._row_tail[buffered:]
+        rows, self._passed = divmod(self._passed + count - buffered, max(self._cols, 1))
         self._inner.skip(rows * self._cols)
 
     def _next_row(self, dtype: np.dtype[Any]) -> Array:

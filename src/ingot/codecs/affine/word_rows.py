@@ -203,12 +203,12 @@ class WordRows:
         """Return a number for every code of rows, bytes [rows, columns]: the stored numbers, repeated in a cycle."""
         out = np.empty((last - first) * self.cols * size, np.uint8)
         start = first * self.cols * size % window.width
-        done = 0
-        while done < out.size:
-            chunk = window.read(slice(0, 1), start, min(window.width, start + out.size - done)).reshape(-1)
-            out[done : done + chunk.size] = chunk
+        filled = 0
+        while filled < out.size:
+            chunk = window.read(slice(0, 1), start, min(window.width, start + out.size - filled)).reshape(-1)
+            out[filled : filled + chunk.size] = chunk
             start = 0
-            done = done + chunk.size
+            filled = filled + chunk.size
         return out.reshape(last - first, -1)
 
     def points(self, first: int, last: int) -> Array:
@@ -257,16 +257,16 @@ class WordRows:
         width = self._layout.lines((self.rows, self.cols))[1]
         codes = np.empty((last - first) * self.cols, np.uint8)
         begin = first * self.cols
-        done = 0
-        while done < codes.size:
-            line, start = divmod(begin + done, width)
-            full_lines = (codes.size - done) // width if not start else 0
+        filled = 0
+        while filled < codes.size:
+            line, start = divmod(begin + filled, width)
+            full_lines = (codes.size - filled) // width if not start else 0
             if full_lines:
                 chunk = self._lines(line, line + full_lines, 0, width)
             else:
-                chunk = self._lines(line, line + 1, start, min(width, start + codes.size - done))
-            codes[done : done + chunk.size] = chunk.reshape(-1)
-            done += chunk.size
+                chunk = self._lines(line, line + 1, start, min(width, start + codes.size - filled))
+            codes[filled : filled + chunk.size] = chunk.reshape(-1)
+            filled += chunk.size
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _lines(self, begin: int, end: int, first: int, last: int) -> Array:

@@ -249,8 +249,8 @@ def unpack(
     for_ranges(len(sizes), max(STEP // chunk, 1), apply, workers)
 
 
-def _require_shape(base: Array, other: Array) -> None:
-    if base.shape != other.shape:
+def _require_shape(base: Array, tuned: Array) -> None:
+    if base.shape != tuned.shape:
         raise UsageError(
-            f"expected arrays of one shape, found {list(base.shape)} and {list(other.shape)}", rule="delta_exact.shape"
+            f"expected arrays of one shape, found {list(base.shape)} and {list(tuned.shape)}", rule="delta_exact.shape"
         )

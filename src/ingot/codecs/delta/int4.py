@@ -157,8 +157,8 @@ class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
 
         Raises ``CodecError``: ``delta_int4.non-finite``, ``delta_int4.overflow`` (past the range of float16).
         """
-        positions, largest, others = self.largest(differences, self.count)
-        low, high = differences.range_without(positions, *others) if self.count < self.size else (0.0, 0.0)
+        positions, largest, range_arguments = self.largest(differences, self.count)
+        low, high = differences.range_without(positions, *range_arguments) if self.count < self.size else (0.0, 0.0)
         scale = scale_of(low, high, self.layout)
         return {
             "outlier_idx": positions.astype(self.index_dtype, copy=False),

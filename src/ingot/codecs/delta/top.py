@@ -110,9 +110,9 @@ class RestRange(RestObserver):
         self.low, self.high = min(self.low, gone[0]), max(self.high, gone[1])
         if not self.gaps:
             return
-        others = np.ones(values.size, np.bool_)
-        others[kept_places] = False
-        dropped = np.flatnonzero(others)
+        is_dropped = np.ones(values.size, np.bool_)
+        is_dropped[kept_places] = False
+        dropped = np.flatnonzero(is_dropped)
         dropped_positions = positions[dropped]
         if dropped_positions[-1] > self._now[0]:
             self._now = (int(dropped_positions[-1]), float(values[dropped[-1]]))

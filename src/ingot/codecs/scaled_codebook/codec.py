@@ -75,7 +75,7 @@ class ScaledCodebookCodec(Codec):
             try:
                 decoder.decode(run_indices, start, matrix[start:stop], layout.order)
             except CodecError as error:
-                raise error.at(tensor.name) from None
+                raise error.add_location(tensor.name) from None
 
         unit = 8 // gcd(8, cols * layout.bits)  # rows that begin at a byte
         for_ranges(rows, max(1, _STEP // cols // unit) * unit, run)

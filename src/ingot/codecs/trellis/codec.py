@@ -59,7 +59,7 @@ class TrellisCodec(Codec):
                 try:
                     decode_rows(layout, band_words, stop - start, scales[start:stop], 0, matrix[start:stop])
                 except CodecError as error:
-                    raise error.at(tensor.name) from None
+                    raise error.add_location(tensor.name) from None
 
         for_ranges(len(bands), max(1, _STEP // (cols * layout.band)), run)
         return out

@@ -38,7 +38,7 @@ class DenseBlocks:
     starts: Array
     ends: Array
 
-    def others(self) -> list[str]:
+    def other_names(self) -> list[str]:
         """Return the names of the other entries."""
         is_other = np.ones(len(self.entries), bool)
         is_other[self.rows] = False
@@ -55,13 +55,13 @@ class DenseBlocks:
 class LocatedTensors(Mapping[str, Located]):
     """Located tensors, in the order of a directory; typical dense tensors are built on access."""
 
-    def __init__(self, dense_blocks: DenseBlocks, others: dict[str, Located]) -> None:
+    def __init__(self, dense_blocks: DenseBlocks, detailed: dict[str, Located]) -> None:
         self._entries = dense_blocks.entries
         self._plain = dense_blocks
-        self.others = others
+        self.detailed = detailed
 
     def __getitem__(self, name: str) -> Located:
-        located = self.others.get(name)
+        located = self.detailed.get(name)
         if located is not None:
             return located
         entry = self._entries[name]

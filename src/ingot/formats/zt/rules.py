@@ -239,10 +239,10 @@ def check_blobs(file: str, objects: Mapping[str, Object], end: int, ranges: tupl
     overlap = offsets[order[1:]] < (offsets + lengths)[order[:-1]]
     if overlap.any():
         first = int(np.argmax(overlap))
-        other = _nth(file, objects, int(order[first]))
+        first_part = _nth(file, objects, int(order[first]))
         raise FormatError(
             "zt.blob-overlap",
-            f"expected bytes that no other part has, found bytes that overlap {other.partition(': ')[2]}",
+            f"expected bytes that no other part has, found bytes that overlap {first_part.partition(': ')[2]}",
             where=_nth(file, objects, int(order[first + 1])),
         )
     return int(is_shared.sum())
