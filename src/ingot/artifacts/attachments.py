@@ -250,7 +250,7 @@ def _reading(part: Part) -> Callable[[int, memoryview], None]:
 
 @contextlib.contextmanager
 def located(location: str) -> Iterator[None]:
-    """Add the location of a draft head to errors."""
+    """Return a context manager that adds the location of a draft head to the errors that its body raises."""
     try:
         yield
     except IngotError as error:

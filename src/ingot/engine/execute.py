@@ -135,7 +135,8 @@ class Observer:
     """Observes values during execution. The base class does nothing."""
 
     def points(self, step: Step) -> Sequence[int]:
-        """Return the points of a step at which a digest of the values is required.
+        """Return the points of a step, such as ``RESULT`` for the patched values, at which a digest of the values is
+        required.
 
         The worker of the step computes the digest (``CompletedStep.digest``) unless several workers share the step.
         """

@@ -74,7 +74,7 @@ class PatchChain:
 
     @property
     def opaque(self) -> bool:
-        """Whether the values cannot be computed with: packed below a byte, or of an unsupported type."""
+        """Whether Ingot cannot compute with the values: they are packed below a byte, or their type is unsupported."""
         return is_opaque(self.origin)
 
     def last_change_before(self, stage: int) -> int:

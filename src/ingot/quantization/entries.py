@@ -123,7 +123,11 @@ def _choose(
     feedback: Feedback | None,
     column: int,
 ) -> Codes:
-    """Return the codes of eight columns; with feedback, the better of two candidates under the columns' own metric."""
+    """Return the codes of eight columns: the nearest ones to the targets.
+
+    With ``feedback``, a second candidate takes the effect of the columns on each other into account; for each row the
+    candidate of lower error remains.
+    """
     plain = nearest(block_type, targets, scale, _normalized(diagonal))
     if feedback is None:
         return plain
@@ -184,7 +188,11 @@ def _descend(rounded: Entries, weights: Array, factors: Factors) -> bool:
 
 
 def _candidate(rounded: Entries, column: int, gradient: Array, metric: Array) -> Codes:
-    """Return the better of two candidates for each row: nearest to the minimum of the error, and to a smaller step."""
+    """Return for each row the better of two candidates.
+
+    One is nearest to the values of least error, which a Newton step reaches; the other is nearest to the values after a
+    gradient step that is divided by the diagonal.
+    """
     run = slice(column, column + RUN)
     values = rounded.codes.values[:, run]
     scale = np.ascontiguousarray(rounded.scales[:, column // RUN])

@@ -202,10 +202,10 @@ class _Band:
         return targets
 
     def choose(self, targets: Array, columns: Array, group: int) -> None:
-        """Set the scales of a group to the scales of least squared error, with weighted columns, for an open search.
+        """Set the scales of a group to those of least squared error, with weighted columns.
 
-        The search divides by the rows' RMS times a factor; a sample of columns decides which factor leaves the least
-        error.
+        The streams for this are found by a search without feedback. It divides the targets by the RMS of each row times
+        a factor; a sample of columns decides which factor leaves the least error.
         """
         grid = self.grid
         first = group * self.grid.group

@@ -287,7 +287,10 @@ def _without_token_ids(config: Mapping[str, Any], metadata: Mapping[str, Any]) -
 
 
 def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict[str, Any]]:
-    """Return the family of a file, and the ``config.json`` it was made from; empty if missing or of another family."""
+    """Return the family of a GGUF file, and the ``config.json`` that the file was made from.
+
+    The config is empty if the file does not contain it, or if it belongs to another architecture.
+    """
     stored = companions.stored_files(metadata)
     try:
         original = companions.parse_file(stored, CONFIG)
@@ -300,7 +303,7 @@ def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict
 
 
 def _widening_changes(view: Checkpoint, family: Family) -> dict[str, Change]:
-    """Return the changes to tensors that llama.cpp requires in f32 (``GgufFormat.exempt``), by name."""
+    """Return the changes to tensors that llama.cpp requires in f32 (``GgufFormat.required_dtype``), by name."""
     changes = {}
     for name, tensor in view.items():
         plus = 1.0 if family.shifted and name.endswith("norm.weight") else 0.0
@@ -350,7 +353,11 @@ def _main_dtype(view: Checkpoint) -> str:
 
 
 def _with_label(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[Attributes]) -> Checkpoint:
-    """Return the checkpoint with a label's metadata, its companions (names to text) if given, and other changes."""
+    """Return the checkpoint with other metadata, companion files and attributes.
+
+    ``label`` has the key ``metadata``, and ``companions``: texts by file name, or None to keep the present companions.
+    ``changes`` replace attributes of the checkpoint.
+    """
     with ExitStack() as stack:
         folder = None if label["companions"] is None else TemporaryFolder(label["companions"])
         if folder is not None:

@@ -78,7 +78,7 @@ class Shared(Protocol):
         ...
 
     def hashed(self, indices: range) -> Sequence[Sequence[int]]:
-        """Return the points of each of these steps at which values are hashed."""
+        """Return for each of these steps the points (``Observer.points``) at which values are hashed."""
         ...
 
     def writer(self, target: bytesource.Target) -> FormatWriter:

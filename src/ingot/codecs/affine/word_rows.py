@@ -162,7 +162,10 @@ class WordRows:
         )
 
     def _in_strips(self, rows: int, make: Callable[[int, int], Array]) -> Array:
-        """Return the results of ``make`` for consecutive strips of rows, because it needs many bytes per code."""
+        """Call ``make(first, last)`` for consecutive strips of rows and return the joined results.
+
+        Strips limit the memory, because ``make`` needs many bytes per code.
+        """
         step = max(1, _CODES // max(1, self.cols) // BLOCK) * BLOCK
         if rows <= step:
             return make(0, rows)

@@ -87,7 +87,7 @@ class BlocksCodec(Codec):
         return BlockReader(tensor)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return blocks as runs, if a row of the new shape is a whole number of blocks."""
+        """Return the positions of blocks; None if a row of ``shape`` is not a whole number of blocks."""
         block = _checked(tensor).block
         if not shape or shape[-1] % block.elements:
             return None

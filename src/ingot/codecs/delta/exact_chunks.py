@@ -58,7 +58,12 @@ class ExactParams:
 
     @property
     def element(self) -> tuple[bool, int]:
-        """Whether elements are sign and magnitude, and the lowest bit of the context."""
+        """Whether elements are floats, stored as sign and magnitude, and the lowest bit that selects the coder's
+        context.
+
+        The context of an element consists of its bits from that bit on: the exponent of a float, or the high byte of an
+        integer.
+        """
         return self.dtype in _MANTISSA, _MANTISSA.get(self.dtype, 8 * self.width - 8)
 
     def chunks(self, size: int) -> int:

@@ -153,7 +153,7 @@ class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
     reach: RangeProbe = field(default_factory=scale_reach)
 
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Return the parts.
+        """Return the parts that store these differences.
 
         Raises ``CodecError``: ``delta_int4.non-finite``, ``delta_int4.overflow`` (past the range of float16).
         """

@@ -154,7 +154,7 @@ class PaletteCodec(Codec):
         return PaletteReader(tensor, params) if along_rows else BandReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return indices as runs.
+        """Return the positions of indices, in runs that fill whole bytes.
 
         Return None if the tensor has several codebooks, or if vectors do not lie along the last dimension.
         """

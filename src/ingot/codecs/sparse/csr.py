@@ -275,7 +275,10 @@ class CsrCodec(Codec):
         return CsrReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CsrEncoder:
-        """Return the encoder of a matrix; option ``ascending`` declares that columns ascend in every row (they do)."""
+        """Return the encoder of a matrix.
+
+        Columns always ascend in every row. If option ``ascending`` is true, the attributes declare it.
+        """
         ascending = options.get("ascending", False)
         if not isinstance(ascending, bool):
             raise UsageError(f"expected ascending true or false, found {ascending!r}", rule="sparse_csr.option")

@@ -118,7 +118,7 @@ def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
 
 
 def _times(rows: Array, factor: Array) -> Array:
-    """Return ``rows @ other``."""
+    """Return ``rows @ factor`` in double precision, computed by blocks of rows."""
     out = np.empty((len(rows), factor.shape[1]))
     for start in range(0, len(rows), _BLOCK):
         out[start : start + _BLOCK] = rows[start : start + _BLOCK].astype(np.float64) @ factor
@@ -126,7 +126,7 @@ def _times(rows: Array, factor: Array) -> Array:
 
 
 def _times_transposed(rows: Array, factor: Array) -> Array:
-    """Return ``rows.T @ other``."""
+    """Return ``rows.T @ factor`` in double precision, computed by blocks of rows."""
     out = np.zeros((rows.shape[1], factor.shape[1]))
     for start in range(0, len(rows), _BLOCK):
         out += rows[start : start + _BLOCK].astype(np.float64).T @ factor[start : start + _BLOCK]

@@ -90,5 +90,5 @@ def measure(reference: Array, values: Array) -> ErrorStats:
 
 
 def squared_error(reference: Array, values: Array) -> float:
-    """Return ``measure(reference, other).squared_error`` without computing the other sums."""
+    """Return ``measure(reference, values).squared_error`` without computing the other sums."""
     return native.kernels.pair_error(as_bits(reference), float_name(reference), as_bits(values), float_name(values))

@@ -53,8 +53,9 @@ def layer_masks(layer: int, matrices: Mapping[int, Matrix], offset: int, data: b
 def networks_of(matrices: Mapping[int, Matrix]) -> dict[int, list[tuple[int, int]]]:
     """Return for each width the matrices of a possible network: those that produce it (axis 0) or consume it (axis 1).
 
-    The matrices of an axis have the same other size. At least as many matrices have the width as rows as have it as
-    columns; if the numbers are equal, those with the width as columns come later.
+    A matrix produces the width if it is its number of rows, and consumes it if it is its number of columns. The
+    matrices of an axis have the same other size. At least as many matrices produce the width as consume it. If the
+    numbers are equal, the consumers come later.
     """
     by_width: dict[int, list[tuple[int, int]]] = {}
     axis_sizes: dict[int, set[tuple[int, int]]] = {}

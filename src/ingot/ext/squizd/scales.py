@@ -87,7 +87,6 @@ class EntrySource:
         Whether to check that zero points are 0, because the tensor has none.
     location : str
         Location in error messages.
-        Location in error messages.
 
     Raises
     ------

@@ -372,7 +372,7 @@ class Layout:
 
 
 def _are_disjoint(locations: Sequence[External]) -> bool:
-    """Return whether any two locations are equal or share no byte."""
+    """Return whether every two locations are equal or share no byte."""
     spans = sorted(
         {(location.location, location.offset, location.offset + (location.length or 0)) for location in locations}
     )

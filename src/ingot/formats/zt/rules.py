@@ -74,7 +74,7 @@ def check_object(file: str, name: str, obj: Object) -> None:
     Raises
     ------
     FormatError
-        ``zt.shape``, ``zt.part-missing``, and the rules of ``check_part`` and ``check_sizes``.
+        ``zt.shape``, ``zt.part-missing``, and the rules of ``check_part`` and of the sizes of sparse parts.
     """
     count = prod(obj.shape)
     if not 0 < count < 2**63 or len(obj.shape) > MAX_RANK:

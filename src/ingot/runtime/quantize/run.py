@@ -42,7 +42,7 @@ _SHOWN_RULES = 2
 
 
 class _TooLongError(Exception):
-    """Ends a calibration that does not fit the time."""
+    """Raised to end a calibration that would exceed the time limit."""
 
 
 @takes(QuantizeOptions, "quantize")
@@ -250,7 +250,7 @@ def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
 
 
 def _require_statistics(text: str) -> None:
-    """Refuse a mode that is misspelled, before work begins."""
+    """Refuse a value of ``--calibration`` that is neither a mode nor an existing file of statistics."""
     try:
         Location.parse(text).find()
     except UsageError as error:
