@@ -227,12 +227,12 @@ class Proof(Observer):
 
 
 def _origins(routes: Routes) -> TensorMap[Tensor]:
-    """Return the tensors that routes begin with."""
+    """Return the tensors, by name, that chains of patches begin with."""
     return ComputedMap(routes, lambda name: routes[name].origin)
 
 
 def _digest(route: PatchChain) -> str:
-    """Return the BLAKE3 of a route's values, in hex."""
+    """Return the BLAKE3 digest of a tensor's values after its chain of patches, in hex."""
     if not route.layers:
         return tensor_digest(route.origin)
     running = Blake3()

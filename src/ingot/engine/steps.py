@@ -193,7 +193,11 @@ class Encode(Step):
         return rows, row_step(CODECS[encoder.codec], encoder, cols)
 
     def _cost_per_element(self, measured: bool) -> float:
-        """Return the memory per element of a chunk: rows, stored bytes, outputs (twice: allocator), scratch."""
+        """Return the bytes of memory that each element of a chunk needs.
+
+        They are the decoded row, the stored bytes, the outputs (twice, because the allocator may keep a freed copy),
+        and the encoder's scratch memory; if ``measured``, also the float32 values whose error is measured.
+        """
         outputs = self.out_bytes if self.encoder.single_chunk else 2 * self.out_bytes
         error = 4 if measured else 0
         # A wrapper codec copies its input for the inner codec and decodes it to measure the error.

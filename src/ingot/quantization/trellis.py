@@ -170,8 +170,8 @@ class _Band:
     def feed_back(self, feedback: Feedback, links: _Linked | None) -> Array:
         """Round group by group; the weighted error of each column moves the targets of the columns after it.
 
-        If ``links`` of the rows are passed, a column is searched under the full G. Returns the targets, f32 [cols,
-        rows].
+        With ``links``, the scales and codes of a column are chosen by the full matrix G of the rows, not only by its
+        diagonal. Returns the moved targets, f32 [cols, rows].
         """
         grid = self.grid
         cols = len(self.target)

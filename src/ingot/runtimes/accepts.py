@@ -100,10 +100,11 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
 
 
 def source_reasons(profile: RuntimeProfile, container: str, source: Source) -> list[Reason]:
-    """Return what a source lacks that a result in a folder would lack too: files, keys of ``config.json``, tokens.
+    """Return the reasons why a folder converted from this source would fail in the runtime: missing files, keys or
+    tokens.
 
-    A conversion copies these from the folder of the source. Sources and results with metadata of their own are left to
-    the conversion.
+    Files and keys of ``config.json`` are copied unchanged from the folder of the source. A GGUF source returns no
+    reasons, because the conversion creates its files.
     """
     if source.catalog.metadata.get("general.architecture") is not None:
         return []

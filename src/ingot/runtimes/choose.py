@@ -46,10 +46,10 @@ def choose(
     preset: str | None = None,
     format: str | None = None,
 ) -> Chosen:
-    """Return what ``ingot quantize`` writes.
+    """Choose the runtime, container and recipes of ``ingot quantize`` from its options.
 
-    ``runtime`` alone decides; ``bits``, ``type`` and ``preset`` refine it, and only one of them may be stated. Without
-    ``runtime``, ``type`` means llama.cpp, and otherwise the suffix of ``out`` decides.
+    ``runtime`` alone is sufficient; ``bits``, ``type`` and ``preset`` refine it, and only one of them may be stated.
+    Without ``runtime``, ``type`` implies llama.cpp, and otherwise the suffix of ``out`` decides.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Which presets a container can hold, and which programs run the result: decided by their rules, without a model."""
+"""Find which presets a container can hold and which runtimes read the result, by their rules alone, without a model."""
 
 from __future__ import annotations
 

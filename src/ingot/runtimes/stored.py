@@ -65,7 +65,8 @@ def group_text(group: int | str | None) -> str:
 def stored_scheme(tensor: Tensor | TensorSpec, container: str, *, symmetric: bool | None = None) -> StoredScheme:
     """Return the scheme of a tensor in a container; raises ``CodecError`` for attributes that contradict each other.
 
-    ``symmetric`` is what ``config.json`` declares of integers with stored zero points, None if it declares nothing.
+    ``symmetric`` is the key of that name in ``config.json``, for integers with stored zero points; None if it is
+    absent.
     """
     layout = layout_of(tensor)
     rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1

@@ -264,9 +264,9 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
 def _files(
     metadata: Mapping[str, Any], config: Mapping[str, Any], family: Family, *, no_tokenizer: bool
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Return the files of the folder, and what they do differently from the GGUF file.
+    """Return the files of the folder, and notes on texts that they tokenize differently from the GGUF file.
 
-    If ``no_tokenizer`` is true and the tokenizer cannot be converted, it is left out.
+    If ``no_tokenizer`` is true and the tokenizer cannot be converted, it is left out, with a note.
 
     Raises ``UnsupportedError`` ``architecture.tokenizer``.
     """

@@ -256,7 +256,10 @@ class WordRows:
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _strided(self, first: int, last: int) -> Array:
-        """Return the codes of rows if lines of the packing are not groups; rows may begin and end within lines."""
+        """Return the codes of rows ``first`` to ``last`` if the lines of the packing are not groups.
+
+        The rows may begin and end within lines.
+        """
         width = self._layout.lines((self.rows, self.cols))[1]
         codes = np.empty((last - first) * self.cols, np.uint8)
         begin = first * self.cols
@@ -273,7 +276,8 @@ class WordRows:
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _lines(self, begin: int, end: int, first: int, last: int) -> Array:
-        """Return codes ``first`` to ``last`` of lines ``begin`` to ``end`` of a stacked form."""
+        """Return codes ``first`` to ``last`` (u8) of lines ``begin`` to ``end``, from words that hold one code of each
+        lane."""
         layout = self._layout
         size = 4 if layout.bits == 3 else 1
         step = self._codes.rows
@@ -331,11 +335,11 @@ class WordRows:
         return out[first - 8 * begin : last - 8 * begin]
 
     def _windows(self, start: int, stop: int) -> Iterator[tuple[int, Array, int, int]]:
-        """Yield runs of lines of codes with their bytes ``start`` to ``stop``.
+        """Yield runs of lines of words that contain bytes ``start`` to ``stop`` of every line.
 
-        Each item is the index of the first line, the bytes, the offset of the first requested byte, and the distance
-        from line to line. If few bytes of a line are requested, only they are read. Otherwise a run has the number of
-        lines that stays in a cache until it is transposed.
+        Each item is the index of the first line, a buffer, the offset in it of the first requested byte, and the
+        distance in bytes from line to line. If few bytes of a line are requested, only they are read. Otherwise a run
+        has as many lines as stay in a cache until they are transposed.
         """
         codes = self._codes
         data = codes.all_bytes()

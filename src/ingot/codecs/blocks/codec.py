@@ -49,7 +49,10 @@ class BlockReader(Rows):
 
 
 class BlocksCodec(Codec):
-    """The block types of ggml. NVFP4 has no encoder here: its second scale is a tensor of its own."""
+    """The block types of ggml.
+
+    NVFP4 can be decoded only: an encoder returns the parts of one tensor, and NVFP4's second scale is another tensor.
+    """
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False

@@ -1,6 +1,6 @@
-"""``delta_int4``: 4-bit codes over one range, with the largest differences apart (``.wdelta`` strategy ``int4``).
+"""``delta_int4``: differences as 4-bit codes over one range; the largest are stored exactly instead.
 
-Spec page: ``spec/wdelta.md``.
+This is strategy ``int4`` of ``.wdelta``. Spec page: ``spec/wdelta.md``.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class PassedValues(NamedTuple):
 class RestObserver:
     """An observer of the differences that are not among the largest; the base class does nothing.
 
-    If ``ranges`` is set, ranges must be exact, and the search reports the candidates that it drops.
+    If ``ranges`` is true, the search also reports every candidate that it drops, so that the observer knows the exact
+    range of the remaining differences.
     """
 
     ranges: ClassVar[bool] = False

@@ -212,5 +212,5 @@ def masks_by_layer(tensors: Mapping[str, Located], directory: Directory) -> dict
 
 
 def non_dense(tensors: Mapping[str, Located]) -> Mapping[str, Located]:
-    """Return the tensors of a section that are not typical dense tensors."""
+    """Return the tensors of a section that are not dense with standard blocks."""
     return tensors.detailed if isinstance(tensors, LocatedTensors) else tensors

@@ -532,7 +532,7 @@ def _point_slot(zero: Constant, rows: int, groups: int, bits: int, dtype: str) -
 
 
 def _attributes(operator: Operator, defaults: Mapping[str, int]) -> dict[str, int]:
-    """Return integer attributes, stated or by default."""
+    """Return the integer attributes of an operator; those that it does not state have their defaults."""
     return {key: operator.integer(key, default) for key, default in defaults.items()}
 
 

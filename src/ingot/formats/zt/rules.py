@@ -42,9 +42,9 @@ Refuse = Callable[[str, str], NoReturn]
 
 
 def check_objects(file: str, objects: Mapping[str, Object]) -> None:
-    """Check every tensor with ``check_object``, except tensors that are simple and certainly valid.
+    """Check every tensor with ``check_object``, except those that ``is_simple_object`` accepts.
 
-    A manifest may contain 100,000 tensors, most of them simple.
+    A manifest may contain 100,000 tensors, and most need no more than this short check.
     """
     for name, obj in objects.items():
         if not is_simple_object(obj):
