@@ -88,7 +88,8 @@ def note_on_config(source: Source, *, directory: bool) -> str:
 
 
 def recognise(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], store: Store | None) -> Adapter | None:
-    """Return the adapter that tensors are; reads the ``adapter_config.json`` of ``store``. None if they are a model."""
+    """Return the adapter that the tensors of a file form; None if they form a model. Reads the ``adapter_config.json``
+    of ``store``."""
     if metadata.get("general.type") == "adapter":
         base = metadata.get("general.base_model.0.repo_url") or metadata.get("general.base_model.0.name")
         return Adapter(str(metadata.get(f"{_GGUF}type") or "")[:40].upper(), "GGUF", _text(base))

@@ -117,7 +117,7 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
         read = prepared.bytes_read
         rank_bytes = prepared.plan.in_bytes + read
         rank_count, finished = (1, 0) if rank is None else (rank.size, rank.rank)
-        progress = Progress(rank_count * rank_bytes, options.progress, done=finished * rank_bytes + read)
+        progress = Progress(rank_count * rank_bytes, options.progress, processed=finished * rank_bytes + read)
         resources = Resources(options.max_ram, options.threads, progress)
         if rank is not None:
             require_folder(Location.parse(options.dst), rank.size)
@@ -366,7 +366,9 @@ def _valid_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, st
 def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
     plan = prepared.plan
     with gc_paused():  # many small objects, none of them garbage
-        tensors = tensor_reports(executed.done, lambda step: exactness(step.planned, plan.format, prepared.inexact))
+        tensors = tensor_reports(
+            executed.completed, lambda step: exactness(step.planned, plan.format, prepared.inexact)
+        )
     return ConvertReport(
         source=facts.location,
         destination=prepared.target.display,

@@ -489,10 +489,10 @@ def layout_variants(format: Format, spec: TensorSpec) -> Iterator[tuple[Storable
     Each layout is paired with the spec of the tensor in this layout. The codec's ``repack`` decides which layouts
     preserve every value.
     """
-    for other in alternatives(layout_of(spec), spec):
-        variant = with_layout(spec, other)
+    for layout in alternatives(layout_of(spec), spec):
+        variant = with_layout(spec, layout)
         if format.why_unsupported(variant) is None:
-            yield other, variant
+            yield layout, variant
 
 
 def with_layout(spec: TensorSpec, layout: Storable) -> TensorSpec:

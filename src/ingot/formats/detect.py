@@ -179,8 +179,8 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         if candidate.traits.looks_inside:
             if store is None or not candidate.confirms(store):
                 continue
-            claims = [other for other in claims if other[1] != entry]
-        elif any(entry == other for _, other in claims):
+            claims = [claim for claim in claims if claim[1] != entry]
+        elif any(entry == claim for _, claim in claims):
             continue
         claims.append((candidate, entry))
     claims = _select_claims(claims, store)

@@ -184,7 +184,7 @@ def _fixed_values(config: Mapping[str, Any], family: Family) -> dict[str, tuple[
 
 
 def _window(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield what llama.cpp does differently in layers with a sliding window."""
+    """Yield a note if llama.cpp applies sliding windows to other layers than the config states, or to none."""
     window, layers, max_positions = (config.get(key) for key in (WINDOW, LAYERS, "max_position_embeddings"))
     if type(window) is not int or window <= 0 or family.window_pattern:
         return

@@ -293,9 +293,9 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
 def _files(
     metadata: Mapping[str, Any], config: Mapping[str, Any], family: Family, *, no_tokenizer: bool
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Return the files of the folder, and what they do differently from the GGUF file.
+    """Return the files of the folder, and notes on texts that they tokenize differently from the GGUF file.
 
-    If ``no_tokenizer`` is true and the tokenizer cannot be converted, it is left out.
+    If ``no_tokenizer`` is true and the tokenizer cannot be converted, it is left out, with a note.
 
     Raises ``UnsupportedError`` ``architecture.tokenizer``.
     """
@@ -316,7 +316,10 @@ def _without_token_ids(config: Mapping[str, Any], metadata: Mapping[str, Any]) -
 
 
 def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict[str, Any]]:
-    """Return the family of a file, and the ``config.json`` it was made from; empty if missing or of another family."""
+    """Return the family of a GGUF file, and the ``config.json`` that the file was made from.
+
+    The config is empty if the file does not contain it, or if it belongs to another architecture.
+    """
     stored = companions.stored_files(metadata)
     try:
         original = companions.parse_file(stored, CONFIG)
@@ -329,7 +332,7 @@ def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict
 
 
 def _widening_changes(view: Checkpoint, family: Family) -> dict[str, Change]:
-    """Return the changes to tensors that llama.cpp requires in f32 (``GgufFormat.exempt``), by name."""
+    """Return the changes to tensors that llama.cpp requires in f32 (``GgufFormat.required_dtype``), by name."""
     changes = {}
     for name, tensor in view.items():
         plus = 1.0 if family.shifted and name.endswith("norm.weight") else 0.0
@@ -391,7 +394,11 @@ def _main_dtype(view: Checkpoint) -> str:
 
 
 def _with_label(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[Attributes]) -> Checkpoint:
-    """Return the checkpoint with a label's metadata, its companions (names to text) if given, and other changes."""
+    """Return the checkpoint with other metadata, companion files and attributes.
+
+    ``label`` has the key ``metadata``, and ``companions``: texts by file name, or None to keep the present companions.
+    ``changes`` replace attributes of the checkpoint.
+    """
     with ExitStack() as stack:
         folder = None if label["companions"] is None else TemporaryFolder(label["companions"])
         if folder is not None:

@@ -239,7 +239,7 @@ def test_a_checkpoint_without_tensors(tmp_path: Path) -> None:
 def test_progress_counts_every_source_byte(model: Path, tmp_path: Path) -> None:
     events: list[tuple[int, int]] = []
     report = ingot.convert(
-        model, tmp_path / "out.zt", "int4", progress=lambda event: events.append((event.done, event.total))
+        model, tmp_path / "out.zt", "int4", progress=lambda event: events.append((event.processed, event.total))
     )
     assert events[-1] == (report.source_nbytes, report.source_nbytes)
     assert [done for done, _ in events] == sorted(done for done, _ in events)

@@ -78,11 +78,11 @@ def resolve(
     """
     location = Location.parse(path)
     store, name = find(location)
-    other = None if model_dir is None else Location.parse(model_dir)
-    folder = store if other is None else model_folder(other)
+    model_location = None if model_dir is None else Location.parse(model_dir)
+    folder = store if model_location is None else model_folder(model_location)
     preparer = None if name else preparer_for(store)
     if preparer is not None:
-        prepared = preparer.prepare(location, LoadRequest(runtime, keep_packed, cache, dtype, other))
+        prepared = preparer.prepare(location, LoadRequest(runtime, keep_packed, cache, dtype, model_location))
         opened = open_checkpoint(prepared.location, verify=verify)
         prepared_at = Location.parse(prepared.location)
         return ModelSource(opened, prepared_at, folder, folder.location, prepared.tier, prepared.why)

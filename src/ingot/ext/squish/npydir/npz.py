@@ -57,7 +57,7 @@ class NpzFormat(Format):
 
         Raises ``FormatError`` ``npz.manifest``, and errors with the rules of spec/npydir.md and ``archive.*``.
         """
-        manifest = next((other for other in manifest_names(name) if store.exists(other)), None)
+        manifest = next((candidate for candidate in manifest_names(name) if store.exists(candidate)), None)
         if manifest is None:
             raise FormatError(
                 "npz.manifest",
