@@ -92,7 +92,7 @@ class MergeReport(Reportable):
         """Return the report of the conversion with the figures of the merge."""
         inner = self.conversion.report()
         names = {item.name for item in inner.figures}
-        own = [
+        merge_figures = [
             item for item in figures_of(self) if item.name not in ("conversion", "adapters") and item.name not in names
         ]
         adapters: Texts = [item.describe() for item in self.adapters]
@@ -106,7 +106,10 @@ class MergeReport(Reportable):
         if self.survived is not None:
             lines.append(Line("{survived_text}", "kept"))
         return Report(
-            [*inner.figures, *own, *texts], [inner.lines[0], *lines, *inner.lines[1:]], inner.tables, inner.closing
+            [*inner.figures, *merge_figures, *texts],
+            [inner.lines[0], *lines, *inner.lines[1:]],
+            inner.tables,
+            inner.closing,
         )
 
     def _error_text(self) -> str:

@@ -172,7 +172,8 @@ def test_a_wdelta_refuses_differences_that_its_scales_cannot_hold(pair: tuple[Pa
 def test_a_difference_of_which_more_than_half_is_left_is_reported(pair: tuple[Path, Path]) -> None:
     report = diffing.diff(*pair, pair[0].parent / "delta.zt", "low-rank")
     assert [tensor.name for tensor in report.short] == sorted(
-        ("a.weight", "b.weight"), key=lambda name: -next(item.unrestored or 0 for item in report.tensors if item.name == name)
+        ("a.weight", "b.weight"),
+        key=lambda name: -next(item.unrestored or 0 for item in report.tensors if item.name == name),
     )
     with ingot.open(pair[0]) as base, ingot.open(pair[1]) as tuned, ingot.open(pair[0].parent / "delta.zt") as delta:
         for tensor in report.tensors:

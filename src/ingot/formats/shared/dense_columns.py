@@ -173,7 +173,7 @@ def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent:
     """Return flags of the dense tensors with one part and without attributes.
 
     ``codecs`` and ``attributes`` are columns of tensors. ``starts`` are the indices of their first parts, and the end.
-    ``absent`` are columns of parts in which the part of such a tensor must have no value.
+    ``absent`` are columns of parts; the part of a matching tensor has no value there.
     """
     first = numbers(starts)
     present = np.zeros(int(first[-1]) + 1, bool)  # the last entry serves tensors without parts at the end
