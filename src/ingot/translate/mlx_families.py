@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
 from ingot.errors import UnsupportedError
@@ -26,7 +26,7 @@ from ingot.views.names import omit
 
 PROGRAM = "mlx_lm"
 _MAX_IGNORED = 1 << 20
-_TABLE: Mapping[str, Any] = json.loads(Path(__file__).with_name("mlx_modules.json").read_bytes())
+_TABLE: Mapping[str, Any] = json.loads(resources.files("ingot.translate").joinpath("mlx_modules.json").read_bytes())
 """The modules of mlx_lm with the keys that their configs need, which ``tools/mlx_table.py`` writes."""
 MODULES = frozenset(_TABLE["modules"])
 REMAPPED = frozenset(_TABLE["remapped"])
@@ -80,7 +80,8 @@ def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any], *, no_token
             "before you rely on it"
         )
     changed = config_for_mlx(config)
-    _require_keys(changed, checkpoint.location)
+    if not _has_keys(changed, checkpoint.location):
+        view = view.with_notes("config.json states no size of the model: mlx_lm does not load such a folder")
     if changed == config:
         return view
     text = json.dumps(changed, indent=2) + "\n"
@@ -102,17 +103,22 @@ def _require_tokenizer(checkpoint: Checkpoint) -> None:
         )
 
 
-def _require_keys(config: Mapping[str, Any], location: str) -> None:
-    """Raise ``UnsupportedError`` ``architecture.config`` if ``config.json`` lacks keys that mlx_lm's module needs."""
+def _has_keys(config: Mapping[str, Any], location: str) -> bool:
+    """Return whether ``config.json`` has the keys that mlx_lm's module needs; False if it has none of them.
+
+    Raises ``UnsupportedError`` ``architecture.config`` if it has some of them and lacks others.
+    """
     module = _TABLE["remapped"].get(config.get("model_type"), config.get("model_type"))
-    missing = [key for key in _TABLE["modules"].get(module, ()) if key not in config]
-    if missing and "model_file" not in config:
+    required = [key for key in _TABLE["modules"].get(module, ()) if key != "model_type"]
+    missing = [key for key in required if key not in config]
+    if missing and len(missing) < len(required) and "model_file" not in config:
         raise UnsupportedError(
             f"config.json lacks {', '.join(missing[:8])}, which mlx_lm's module {module} needs; add the keys, or pass "
             "--keep-names to write the folder nevertheless",
             rule="architecture.config",
             where=location,
         )
+    return not missing or "model_file" in config
 
 
 def require_packable(config: Mapping[str, Any], names: Collection[str], location: str) -> None:
