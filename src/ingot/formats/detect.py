@@ -46,7 +46,9 @@ _ENTRIES: tuple[tuple[str, str, tuple[Sign, ...]], ...] = (
     ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat", (".wdelta", (0, b"wdelta\0"))),
     ("gguf", "ingot.formats.gguf.format:GgufFormat", (".gguf", (0, b"GGUF"))),
     ("onnx", "ingot.formats.onnx.format:OnnxFormat", (".onnx",)),
+    ("fsdp-ranks", "ingot.formats.torch.fsdp_ranks:FsdpRanksFormat", (".pt",)),
     ("torch", "ingot.formats.torch.format:TorchFormat", _TORCH),
+    ("torch-distributed", "ingot.formats.torch.distributed:TorchDistributedFormat", (".metadata", ".distcp")),
     ("coreml", "ingot.formats.coreml.format:CoremlFormat", ("manifest.json",)),
 )
 
