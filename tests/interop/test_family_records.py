@@ -100,3 +100,49 @@ def test_a_file_that_lacks_settings_is_refused_on_the_way_back(tmp_path: Path) -
     with pytest.raises(UnsupportedError, match=r"config\.json") as caught:
         ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")
     assert caught.value.rule == "architecture.unknown"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "absent"),
+    [
+        ("gpt_neox", "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"),
+        ("gpt_neox", "gpt_neox.embed_in.weight"),
+        ("lfm2_moe", "model.embedding_norm.weight"),
+    ],
+)
+def test_a_model_that_lacks_a_tensor_is_refused(model_type: str, absent: str, tmp_path: Path) -> None:
+    write_model(model_type, tmp_path / "m")
+    tensors = {name: array for name, array in values(tmp_path / "m").items() if name != absent}
+    ingot.save(tmp_path / "m" / "model.safetensors", tensors, {"format": "pt"}, overwrite=True)
+    with pytest.raises(UnsupportedError, match=absent) as caught:
+        ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    assert caught.value.rule == "model.missing-tensor"
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_a_model_that_lacks_a_layer_is_refused(tmp_path: Path) -> None:
+    write_model("mamba2", tmp_path / "m")
+    tensors = {name: array for name, array in values(tmp_path / "m").items() if ".layers.1." not in name}
+    ingot.save(tmp_path / "m" / "model.safetensors", tensors, {"format": "pt"}, overwrite=True)
+    with pytest.raises(UnsupportedError, match=r"backbone\.layers\.1\.") as caught:
+        ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    assert caught.value.rule == "model.missing-tensor"
+
+
+def test_a_file_of_distilbert_without_its_config_is_not_taken_for_bert(tmp_path: Path) -> None:
+    write_model("distilbert", tmp_path / "m")
+    ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    reader = gguf.GGUFReader(tmp_path / "x.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "y.gguf", "bert")
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "ingot.", "general.architecture")) and field.types:
+            element = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=element)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedError, match="token_type_embeddings"):
+        ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")

@@ -211,8 +211,8 @@ def _with_usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any
 
 def usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the config with usual names for keys that the family names otherwise."""
-    others = set(family.aliases.values()) - set(family.aliases)
-    result = {key: value for key, value in config.items() if key not in others}
+    family_names = set(family.aliases.values()) - set(family.aliases)
+    result = {key: value for key, value in config.items() if key not in family_names}
     types = settings.layer_types(config)
     if types and config.get(_LAYER_COUNT) is None and _LAYER_COUNT not in family.aliases:
         result[_LAYER_COUNT] = len(types)
@@ -306,8 +306,8 @@ def _drop_computed(config: dict[str, Any], metadata: Mapping[str, Any], family: 
     for name, formula in family.computed.items():
         full_name = f"{family.arch}.{name}"
         key = keys.get(full_name, ("", ""))[0]
-        others = {other: value for other, value in config.items() if other != key}
-        if key in config and _evaluates_to(formula, others, metadata.get(full_name)):
+        without_key = {name: value for name, value in config.items() if name != key}
+        if key in config and _evaluates_to(formula, without_key, metadata.get(full_name)):
             del config[key]
 
 

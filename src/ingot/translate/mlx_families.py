@@ -80,8 +80,7 @@ def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any], *, no_token
             "before you rely on it"
         )
     changed = config_for_mlx(config)
-    if not _has_keys(changed, checkpoint.location):
-        view = view.with_notes("config.json states no size of the model: mlx_lm does not load such a folder")
+    _require_keys(changed, checkpoint.location)
     if changed == config:
         return view
     text = json.dumps(changed, indent=2) + "\n"
@@ -103,22 +102,17 @@ def _require_tokenizer(checkpoint: Checkpoint) -> None:
         )
 
 
-def _has_keys(config: Mapping[str, Any], location: str) -> bool:
-    """Return whether ``config.json`` has the keys that mlx_lm's module needs; False if it has none of them.
-
-    Raises ``UnsupportedError`` ``architecture.config`` if it has some of them and lacks others.
-    """
+def _require_keys(config: Mapping[str, Any], location: str) -> None:
+    """Raise ``UnsupportedError`` ``architecture.config`` if ``config.json`` lacks keys that mlx_lm's module needs."""
     module = _TABLE["remapped"].get(config.get("model_type"), config.get("model_type"))
-    required = [key for key in _TABLE["modules"].get(module, ()) if key != "model_type"]
-    missing = [key for key in required if key not in config]
-    if missing and len(missing) < len(required) and "model_file" not in config:
+    missing = [key for key in _TABLE["modules"].get(module, ()) if key not in config]
+    if missing and "model_file" not in config:
         raise UnsupportedError(
             f"config.json lacks {', '.join(missing[:8])}, which mlx_lm's module {module} needs; add the keys, or pass "
             "--keep-names to write the folder nevertheless",
             rule="architecture.config",
             where=location,
         )
-    return not missing or "model_file" in config
 
 
 def require_packable(config: Mapping[str, Any], names: Collection[str], location: str) -> None:

@@ -18,7 +18,7 @@ from ingot.core.numeric.dtypes import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata, with_values
-from ingot.model.account import Omission
+from ingot.model.account import Omission, list_names
 from ingot.model.checkpoint import Attributes, Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import LazyMap
@@ -28,7 +28,8 @@ from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
 from ingot.translate import companions, hyper, keys, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
-from ingot.translate.families import FAMILIES, Family, family_of, has_classifier
+from ingot.translate.expected import absent_tensors
+from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, family_of, has_classifier
 from ingot.translate.split_tensors import join_tensors, packed_latent, split_tensors
 from ingot.translate.steps import apply_steps, computed_names, undo_steps
 from ingot.translate.tensor_plan import (
@@ -266,6 +267,14 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     if original:
         config, changed = hyper.merge_configs(original, _without_token_ids(config, metadata), family)
     view = join_tensors(view, hyper.usual_keys(config, family), family)
+    absent = [] if original else absent_tensors(config, family, view)
+    if absent:
+        raise UnsupportedError(
+            f"the file lacks {list_names(absent)}, which a model of the family {family.model_type} has; convert the "
+            "folder that it was made from, or pass --keep-names",
+            rule=UNSUPPORTED,
+            where=checkpoint.location,
+        )
     if changed:
         notes.append(
             f"the GGUF metadata differ from the config.json that the file contains; "

@@ -308,7 +308,9 @@ def test_what_runs_the_result_is_told(
     name: str, format: str | None, programs: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (model / "config.json").write_text(
+        '{"model_type": "llama", "model_file": "llama.py", "architectures": ["LlamaForCausalLM"]}'
+    )
     ingot.convert(model, "packed", "int4")
     commands = [shlex.split(text) for text in ingot.convert("packed", name, format=format).commands]
     assert [words[0] for words in commands] == programs
