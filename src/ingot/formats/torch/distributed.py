@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
+from ingot.formats.base import Catalog, FormatTraits, ReadOnlyFormat
 from ingot.formats.torch.inert_pickle import MAX_PICKLE, Record, load
 from ingot.formats.torch.saved_tensors import SavedFile, SavedTensor, size_of, type_of
 from ingot.formats.torch.sharded import RULE, Chunk, sharded_tensor
 from ingot.formats.torch.training_state import TrainingState
-from ingot.model.artifact import Artifact
-from ingot.model.bytesource import ByteSource, Target
-from ingot.model.spec import TensorSpec
+from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
@@ -29,12 +27,14 @@ _CLASSES = "torch.distributed.checkpoint."
 _WHY = "Ingot only reads checkpoints of trainers: write safetensors, which every trainer loads"
 
 
-class TorchDistributedFormat(Format):
+class TorchDistributedFormat(ReadOnlyFormat):
     """The format of dense tensors that ``torch.distributed.checkpoint`` writes."""
 
     name = "torch-distributed"
     suffixes: tuple[str, ...] = (METADATA, SHARD_SUFFIX)
     summary = "tensors in the shards of several ranks, as torch.distributed.checkpoint writes them; read only"
+    why_read_only = _WHY
+    read_only_rule = "torchfile.read-only"
     traits = FormatTraits()
 
     def claims(self, name: str, head: bytes) -> bool:
@@ -44,10 +44,6 @@ class TorchDistributedFormat(Format):
     def entry(self, names: Sequence[str]) -> str | None:
         """Return ``.metadata``, which listings leave out because it is hidden, if there are shards."""
         return METADATA if any(name.endswith(SHARD_SUFFIX) for name in names) else None
-
-    def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why no tensor can be written: there is no writer."""
-        return _WHY
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Return the catalog of all weights; tensors of the optimizer are listed apart.
@@ -76,22 +72,6 @@ class TorchDistributedFormat(Format):
         except BaseException:
             reader.close()
             raise
-
-    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return no metadata, which the format cannot store."""
-        return {}
-
-    def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Raise ``UnsupportedError`` ``torchfile.read-only``."""
-        _refuse()
-
-    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NoReturn:
-        """Raise ``UnsupportedError`` ``torchfile.read-only``."""
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise UnsupportedError(_WHY, rule="torchfile.read-only")
 
 
 class _Reader:

@@ -11,17 +11,15 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
+from ingot.formats.base import Catalog, FormatTraits, ReadOnlyFormat
 from ingot.formats.torch.inert_pickle import Record
 from ingot.formats.torch.saved_tensors import SavedFile, SavedTensor, size_of
 from ingot.formats.torch.sharded import RULE, Chunk, sharded_tensor
 from ingot.formats.torch.training_state import TrainingState
-from ingot.model.artifact import Artifact
-from ingot.model.bytesource import ByteSource, Target
-from ingot.model.spec import TensorSpec
+from ingot.model.bytesource import ByteSource
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
 
@@ -33,12 +31,14 @@ _MAX_RANKS = 4096
 _MAX_COMPARED = 16 << 20
 
 
-class FsdpRanksFormat(Format):
+class FsdpRanksFormat(ReadOnlyFormat):
     """The format of dense tensors in one file of ``torch.save`` for each rank of FSDP."""
 
     name = "fsdp-ranks"
     suffixes: tuple[str, ...] = ()
     summary = "tensors in one file per rank of FSDP (model_world_size_N_rank_K.pt); read only"
+    why_read_only = _WHY
+    read_only_rule = "torchfile.read-only"
     traits = FormatTraits()
 
     def claims(self, name: str, head: bytes) -> bool:
@@ -54,10 +54,6 @@ class FsdpRanksFormat(Format):
     def file_name(self, stem: str) -> str:
         """Return the name of the file of a single rank."""
         return f"{stem}_world_size_1_rank_0.pt"
-
-    def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why no tensor can be written: there is no writer."""
-        return _WHY
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Return the catalog of the tensors, put together from the files of all ranks.
@@ -78,22 +74,6 @@ class FsdpRanksFormat(Format):
             for file in files:
                 file.close()
             raise
-
-    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return no metadata, which the format cannot store."""
-        return {}
-
-    def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Raise ``UnsupportedError`` ``torchfile.read-only``."""
-        _refuse()
-
-    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NoReturn:
-        """Raise ``UnsupportedError`` ``torchfile.read-only``."""
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise UnsupportedError(_WHY, rule="torchfile.read-only")
 
 
 class _Rank(NamedTuple):
@@ -137,11 +117,11 @@ def _catalog(ranks: Sequence[_Rank], files: Sequence[ByteSource], name: str) -> 
         raise FormatError(RULE, f"expected the same tensors in each rank, found {key!r:.200} in some", where=name)
     state = TrainingState({key: (key,) for key in first.state if isinstance(key, str)})
     tensors: dict[str, Tensor] = {}
-    others = 0
+    other_values = 0
     for key, tensor_name in state.weights.items():
         tensor = _tensor(key, tensor_name, ranks, files)
         if tensor is None:
-            others += 1
+            other_values += 1
         else:
             tensors[tensor_name] = tensor
     if not tensors:
@@ -153,7 +133,7 @@ def _catalog(ranks: Sequence[_Rank], files: Sequence[ByteSource], name: str) -> 
         metadata={"format": "pt"},
         headers={rank.name: rank.file.pickle for rank in ranks},
         sources=tuple(files),
-        remarks=state.remarks(name, state.training, others),
+        remarks=state.remarks(name, state.training, other_values),
     )
 
 
