@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import xllamacpp
 
-_POINTER, _I32 = ctypes.c_void_p, ctypes.c_int32
+POINTER, I32 = ctypes.c_void_p, ctypes.c_int32
 _MESSAGES: list[str] = []
 
 
@@ -33,31 +33,38 @@ class Batch(ctypes.Structure):
     """``llama_batch``."""
 
     _fields_ = [
-        ("n_tokens", _I32), ("token", ctypes.POINTER(_I32)), ("embd", ctypes.POINTER(ctypes.c_float)),
-        ("pos", ctypes.POINTER(_I32)), ("n_seq_id", ctypes.POINTER(_I32)),
-        ("seq_id", ctypes.POINTER(ctypes.POINTER(_I32))), ("logits", ctypes.POINTER(ctypes.c_int8)),
+        ("n_tokens", I32), ("token", ctypes.POINTER(I32)), ("embd", ctypes.POINTER(ctypes.c_float)),
+        ("pos", ctypes.POINTER(I32)), ("n_seq_id", ctypes.POINTER(I32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(I32))), ("logits", ctypes.POINTER(ctypes.c_int8)),
     ]  # fmt: skip
 
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_default_params": (Parameters, []),
     "llama_context_default_params": (Parameters, []),
-    "llama_model_load_from_file": (_POINTER, [ctypes.c_char_p, Parameters]),
-    "llama_model_free": (None, [_POINTER]),
-    "llama_model_n_embd": (_I32, [_POINTER]),
-    "llama_init_from_model": (_POINTER, [_POINTER, Parameters]),
-    "llama_free": (None, [_POINTER]),
-    "llama_set_n_threads": (None, [_POINTER, _I32, _I32]),
-    "llama_set_embeddings": (None, [_POINTER, ctypes.c_bool]),
-    "llama_model_get_vocab": (_POINTER, [_POINTER]),
-    "llama_vocab_n_tokens": (_I32, [_POINTER]),
-    "llama_batch_init": (Batch, [_I32, _I32, _I32]),
-    "llama_encode": (_I32, [_POINTER, Batch]),
-    "llama_decode": (_I32, [_POINTER, Batch]),
-    "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [_POINTER, _I32]),
-    "llama_get_embeddings_ith": (ctypes.POINTER(ctypes.c_float), [_POINTER, _I32]),
+    "llama_model_load_from_file": (POINTER, [ctypes.c_char_p, Parameters]),
+    "llama_model_free": (None, [POINTER]),
+    "llama_model_n_embd": (I32, [POINTER]),
+    "llama_init_from_model": (POINTER, [POINTER, Parameters]),
+    "llama_free": (None, [POINTER]),
+    "llama_set_n_threads": (None, [POINTER, I32, I32]),
+    "llama_set_embeddings": (None, [POINTER, ctypes.c_bool]),
+    "llama_model_get_vocab": (POINTER, [POINTER]),
+    "llama_vocab_n_tokens": (I32, [POINTER]),
+    "llama_batch_init": (Batch, [I32, I32, I32]),
+    "llama_encode": (I32, [POINTER, Batch]),
+    "llama_decode": (I32, [POINTER, Batch]),
+    "llama_get_memory": (POINTER, [POINTER]),
+    "llama_memory_clear": (None, [POINTER, ctypes.c_bool]),
+    "llama_vocab_get_add_bos": (ctypes.c_bool, [POINTER]),
+    "llama_vocab_bos": (I32, [POINTER]),
+    "llama_tokenize": (
+        I32, [POINTER, ctypes.c_char_p, I32, ctypes.POINTER(I32), I32, ctypes.c_bool, ctypes.c_bool],
+    ),
+    "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [POINTER, I32]),
+    "llama_get_embeddings_ith": (ctypes.POINTER(ctypes.c_float), [POINTER, I32]),
     "llama_backend_init": (None, []),
-    "llama_log_set": (None, [_POINTER, _POINTER]),
+    "llama_log_set": (None, [POINTER, POINTER]),
 }  # fmt: skip
 
 
@@ -129,8 +136,8 @@ def main() -> None:
         if level >= 3:
             _MESSAGES.append(text.decode("utf-8", "replace").strip())
 
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _POINTER)(log)
-    library.llama_log_set(ctypes.cast(callback, _POINTER), None)
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, POINTER)(log)
+    library.llama_log_set(ctypes.cast(callback, POINTER), None)
     library.llama_backend_init()
     for job in json.loads(Path(sys.argv[1]).read_text()):
         print(json.dumps({"path": job["path"], "error": run(library, job)}), flush=True)
