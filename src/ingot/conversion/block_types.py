@@ -24,7 +24,7 @@ _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def with_model_rules(recipe: Recipe | None, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Recipe | None:
-    """Return the recipe with the rules that depend on the model: those of its mixture, and those of a tied head.
+    """Return the recipe with the rules that depend on the model: the types of a mixture, and a tied head.
 
     An embedding is the head too if the model has no head of its own. Then rules that round heads by statistics also
     round the embedding.
