@@ -5,6 +5,7 @@
 LIBRARY exports ``ggml_quantize_chunk``, as the package xllamacpp does (``make xllamacpp``). Each matrix gets from
 llama.cpp the type that it has in Ingot's GGUF file, so that both have the same bits. Windows from the beginning of TEXT
 are scored; the importance matrix is of the windows after them. Ingot's statistics are of samples of the model.
+The second line of a preset leaves embeddings and the head as they are: neither program has statistics of embeddings.
 """
 
 from __future__ import annotations
@@ -109,13 +110,19 @@ def main() -> None:
             missing = bench.matrices.keys() - ours.keys()
             if missing:
                 raise SystemExit(f"the decoded file lacks {sorted(missing)[:3]}")
-            kl = {
-                label: bench.of_matrices(total, values)["text"]["kl"]
-                for label, values in (("Ingot", ours), ("llama.cpp", theirs))
-            }
+            kl = {}
+            for label, values in (("Ingot", ours), ("llama.cpp", theirs)):
+                layers = {matrix: values[matrix] for matrix in bench.matrices}
+                kl[label] = bench.of_matrices(total, values)["text"]["kl"]
+                kl[f"{label}, layers"] = bench.of_matrices(total, layers)["text"]["kl"]
             bits = 8 * total / sum(bench.all[matrix].size for matrix in types)
-            print(f"{preset:22} {bits:6.3f} bits  KL {kl['Ingot']:.5f}, llama.cpp {kl['llama.cpp']:.5f}, "
-                  f"ratio {kl['Ingot'] / kl['llama.cpp']:.3f}", flush=True)  # fmt: skip
+            print(f"{preset:22} {bits:6.3f} bits", flush=True)
+            for part in ("", ", layers"):
+                ours_kl, theirs_kl = kl[f"Ingot{part}"], kl[f"llama.cpp{part}"]
+                print(
+                    f"  {part[2:] or 'all':8} KL {ours_kl:.5f}, {theirs_kl:.5f} ratio {ours_kl / theirs_kl:.3f}",
+                    flush=True,
+                )
             figures[preset] = {"bits": bits, **kl}
             if given.json:
                 given.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
