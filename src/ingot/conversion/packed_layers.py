@@ -45,8 +45,9 @@ class PackedLayers:
 def unify_merged_layers(
     steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision], *, general: bool
 ) -> PackedLayers:
-    """Return the steps with all parts of each merged matrix packed alike, as far as the user has not chosen otherwise.
+    """Return the steps so that all parts of a merged matrix are packed alike, and notes.
 
+    vLLM merges some matrices, for example the projections of Q, K and V, and refuses parts in different schemes.
     ``general`` is true if a preset or no recipe made the decisions. A recipe file may pack only some parts of a merged
     matrix; then a note says that vLLM refuses the result.
     """

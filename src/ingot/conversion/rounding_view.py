@@ -123,11 +123,13 @@ def round_weights(
         source = metadata.get("source", "samples of the model")
     else:
         source = Location.parse(calibration).display
+    merged = {name: base.dtype for name in choices if (base := view.checkpoint[name].stored_like) is not None}
     rounding = Rounding(
         choices,
         statistics,
         source,
         statistics.close,
+        dtypes=merged,
         statistics_ready=calibration is not None,
         input_scales=recipe.activations in STATIC_ACTIVATIONS,
     )
@@ -159,7 +161,11 @@ def _choices(
                 where=name,
             )
         quantizer_options = choice.options
-        if quantizer_options.get("scales") == HALF and tensor.dtype == "bf16" and not f16_scales:
+        if (
+            quantizer_options.get("scales") == HALF
+            and (tensor.stored_like or tensor).dtype == "bf16"
+            and not f16_scales
+        ):
             quantizer_options = {**quantizer_options, "scales": "bf16"}
         spec = parse_quantizer(choice.quantizer, choice.codec, quantizer_options)
         spec.require(tensor.shape, name)

@@ -219,8 +219,11 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return bool(settings and settings.get(KEYS[0]))
 
     def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
-        """Return ``X.weight_packed`` and ``X.weight_shape``, or ``X.weight``; with ``X.weight_scale`` and zero
-        points."""
+        """Return the entries of a packed layer ``X``.
+
+        They are ``X.weight_packed`` and ``X.weight_shape`` for codes in words, or ``X.weight`` for codes in bytes; then
+        ``X.weight_scale`` and, if the layer has zero points, ``X.weight_zero_point``.
+        """
         layout = layout_of(spec)
         stem = spec.name.removesuffix(WEIGHT)
         if isinstance(layout, ScaledCodebookLayout):
