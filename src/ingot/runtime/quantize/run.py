@@ -10,7 +10,7 @@ from math import sqrt
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.table import stored_exactly
-from ingot.conversion.block_types import with_mixture_rules
+from ingot.conversion.block_types import with_model_rules
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepared import Prepared
 from ingot.conversion.report import ConvertReport, TensorReport
@@ -296,7 +296,7 @@ def _rounding(prepared: Prepared, options: QuantizeOptions, chosen: Chosen, mode
         recipe = with_quantizer(recipe, IMPORTANCE)
     source = prepared.source
     model = source.view()
-    return estimate_rounding(model, with_mixture_rules(recipe, model, source.config()) or recipe)
+    return estimate_rounding(model, with_model_rules(recipe, model, source.config()) or recipe)
 
 
 def _convert_options(
