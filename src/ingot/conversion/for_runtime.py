@@ -8,6 +8,7 @@ from ingot.artifacts.destination import Destination, destination, format_of_suff
 from ingot.artifacts.open import open_source
 from ingot.conversion.options import ConvertOptions, MatrixOptions
 from ingot.conversion.plan import ConvertPlan
+from ingot.conversion.preset_fit import container_for, holds, presets_held, presets_of
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.detect import FORMATS
@@ -16,7 +17,6 @@ from ingot.model.reading.lazy import as_tensor_map
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.runtimes.accepts import accepts, accepts_specs, container_name, readable_containers, refusal
-from ingot.runtimes.fit import container_for, holds, presets_held, presets_of
 from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location

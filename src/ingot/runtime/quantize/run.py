@@ -30,8 +30,8 @@ from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions, parse_time
 from ingot.runtime.quantize.report import QuantizeReport, StoredType
 from ingot.runtimes.accepts import Answer, accepts, accepts_specs, refusal, source_reasons
-from ingot.runtimes.choose import Chosen, choose
-from ingot.runtimes.fit import quantizes
+from ingot.conversion.choose_preset import Chosen, choose
+from ingot.conversion.preset_fit import quantizes
 from ingot.runtimes.stored import stored_scheme
 from ingot.runtimes.table import command_lines
 from ingot.stores.location import Location
@@ -108,7 +108,7 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
 
 
 def choose_for(options: QuantizeOptions) -> Chosen:
-    """Return the program, container and recipes that the options choose; see ``runtimes.choose.choose``."""
+    """Return the program, container and recipes that the options choose; see ``conversion.choose_preset.choose``."""
     return choose(
         Location.parse(options.out),
         runtime=options.runtime,

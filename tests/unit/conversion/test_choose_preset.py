@@ -10,8 +10,8 @@ from ingot.errors import UsageError
 from ingot.formats.detect import FORMATS
 from ingot.recipes.llama_types import MIXTURES, available_types, preset_of_type
 from ingot.recipes.load import ALL_PRESETS, load_recipe
-from ingot.runtimes.choose import choose
-from ingot.runtimes.fit import container_for, holds, presets_held, presets_of, quantizes
+from ingot.conversion.choose_preset import choose
+from ingot.conversion.preset_fit import container_for, holds, presets_held, presets_of, quantizes
 from ingot.runtimes.table import BUILT_IN, RUNTIMES
 from ingot.stores.location import Location
 

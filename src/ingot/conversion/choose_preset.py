@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ingot.artifacts.destination import format_of_suffix
+from ingot.conversion.preset_fit import container_for, holds, presets_held, presets_of
 from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.formats.detect import FORMATS
 from ingot.recipes.llama_types import preset_of_type
 from ingot.recipes.load import ALL_PRESETS, load_recipe, preset_name
-from ingot.runtimes.fit import container_for, holds, presets_held, presets_of, quantizes
 from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
@@ -139,10 +139,10 @@ def _in_container(
                 f"{profile.title} has no container for {subject}{hint}; its presets: {', '.join(names)}",
                 rule="quantize.preset",
             )
-    elif quantizes(recipe) and not holds(FORMATS[container], recipe):
+    elif not holds(FORMATS[container], recipe):
         names = presets_held(FORMATS[container])
         raise UsageError(
-            f"{container} cannot hold {subject}: it would be stored as 16 bits; presets that it holds: "
+            f"{container} cannot hold {subject}: it would be stored as plain values; presets that it holds: "
             f"{', '.join(names) or 'none'}",
             rule="quantize.preset",
         )
