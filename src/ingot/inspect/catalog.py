@@ -213,7 +213,7 @@ def _programs(recipe: Recipe) -> Sequence[str]:
     """Return the programs that run a preset: those that it declares, and those whose profiles accept it."""
     if recipe.runs_in == (ANY_PROGRAM,):
         return recipe.runs_in
-    return [*recipe.runs_in, *_accepting_programs().get(recipe.name, ())] or ["Ingot"]
+    return (*recipe.runs_in, *_accepting_programs().get(recipe.name, ())) or ("Ingot",)
 
 
 @cache

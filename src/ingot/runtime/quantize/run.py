@@ -11,8 +11,10 @@ from math import sqrt
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.table import stored_exactly
 from ingot.conversion.block_types import with_mixture_rules
+from ingot.conversion.choose_preset import Chosen, choose
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepared import Prepared
+from ingot.conversion.preset_fit import quantizes
 from ingot.conversion.report import ConvertReport, TensorReport
 from ingot.conversion.run import convert
 from ingot.conversion.run import prepare as prepare_conversion
@@ -30,8 +32,6 @@ from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions, parse_time
 from ingot.runtime.quantize.report import QuantizeReport, StoredType
 from ingot.runtimes.accepts import Answer, accepts, accepts_specs, refusal, source_reasons
-from ingot.conversion.choose_preset import Chosen, choose
-from ingot.conversion.preset_fit import quantizes
 from ingot.runtimes.stored import stored_scheme
 from ingot.runtimes.table import command_lines
 from ingot.stores.location import Location
