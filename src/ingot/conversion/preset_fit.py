@@ -1,4 +1,4 @@
-"""Which presets a container can hold, and which programs run the result: decided by planning a small Llama model.
+"""Find the presets that a container can hold and the programs that run the result, by planning a small Llama model.
 
 The tables of ``ingot recipes``, the choices of ``--for`` and the refusals of conversions all read these answers.
 """
@@ -113,8 +113,8 @@ class _Key:
         self.value = value
         self._text = text
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._text == other._text
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, _Key) and self._text == value._text
 
     def __hash__(self) -> int:
         return hash(self._text)
@@ -244,8 +244,8 @@ def _decisions(recipe: _Key, dtype: str) -> list[tuple[str, tuple[Choice, ...]]]
 def _names_of(key: _Key) -> tuple[str, ...]:
     profile = key.value
     named = [name for item in profile.presets for name in (item.plain, item.calibrated) if name]
-    others = [name for name in ALL_PRESETS if name not in named]
-    return (*named, *(name for name in others if container_for(profile, load_recipe(name)) is not None))
+    unnamed = [name for name in ALL_PRESETS if name not in named]
+    return (*named, *(name for name in unnamed if container_for(profile, load_recipe(name)) is not None))
 
 
 def presets_of(profile: RuntimeProfile) -> list[str]:

@@ -125,7 +125,7 @@ def test_statistics_of_a_file_are_used_and_named(run: Run, tmp_path: Path) -> No
         (("-o", "x"), "--for"),
         (("-o", "x.gguf", "--type", "Q4_X"), "did you mean"),
         (("-o", "x", "--for", "vllm", "--preset", "w4a61"), "did you mean 'w4a16'"),
-        (("-o", "x", "--for", "mlx", "--bits", "4", "--calibration", "full"), "no calibrated form"),
+        (("-o", "x", "--for", "vllm", "--preset", "fp8", "--calibration", "full"), "no calibrated form"),
         (("-o", "x.gguf", "--bits", "2", "--calibration", "none"), "rounded by statistics"),
         (("-o", "x", "--for", "vllm", "--time", "soon"), "such as 30m"),
         (("-o", "x", "--for", "vllm", "--calibration", "none", "--time", "1m"), "--calibration auto alone"),
