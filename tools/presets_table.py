@@ -16,14 +16,14 @@ _HEAD = """\
 
 def render() -> str:
     """Return the text of the file."""
-    from ingot.conversion.preset_fit import presets_of
+    from ingot.conversion.preset_fit import plan_presets_of
     from ingot.recipes.load import ALL_PRESETS
     from ingot.runtimes.table import BUILT_IN, RUNTIMES
 
     programs = [RUNTIMES[name] for name in BUILT_IN]
     lines = [_HEAD]
     for preset in ALL_PRESETS:
-        titles = [profile.title for profile in programs if preset in presets_of(profile)]
+        titles = [profile.title for profile in programs if preset in plan_presets_of(profile)]
         if titles:
             lines.append(f"{preset} = {json.dumps(titles)}\n")
     return "".join(lines)

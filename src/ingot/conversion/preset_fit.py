@@ -5,9 +5,11 @@ The tables of ``ingot recipes``, the choices of ``--for`` and the refusals of co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib import resources
 from itertools import chain
 from typing import Any
 
@@ -33,6 +35,7 @@ from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, Rule, resolve
 from ingot.runtimes.accepts import accepts_specs
 from ingot.runtimes.profile import RuntimeProfile
+from ingot.runtimes.table import BUILT_IN, RUNTIMES
 
 _SHAPE = (128, 256)
 _DTYPE = "bf16"
@@ -240,14 +243,32 @@ def _decisions(recipe: _Key, dtype: str) -> list[tuple[str, tuple[Choice, ...]]]
     return [*chain.from_iterable(layers.values()), *map(decide, _OTHERS)]
 
 
-@cache
-def _names_of(key: _Key) -> tuple[str, ...]:
-    profile = key.value
+def presets_of(profile: RuntimeProfile) -> Sequence[str]:
+    """Return the presets that a program runs: those that the profile names, then others that a container holds.
+
+    Profiles that ship with Ingot are answered from ``runs_in.toml``, which a test compares with ``plan_presets_of``.
+    """
+    if RUNTIMES.get(profile.name) != profile or profile.name not in BUILT_IN:
+        return plan_presets_of(profile)
+    return [name for name in _in_order(profile) if profile.title in programs_of(name)]
+
+
+def plan_presets_of(profile: RuntimeProfile) -> Sequence[str]:
+    """Return the result of ``presets_of``, by planning each preset for the program's containers."""
+    return [name for name in _in_order(profile) if container_for(profile, load_recipe(name)) is not None]
+
+
+def _in_order(profile: RuntimeProfile) -> Sequence[str]:
+    """Return the names of all presets, the defaults of a program first."""
     named = [name for item in profile.presets for name in (item.plain, item.calibrated) if name]
-    unnamed = [name for name in ALL_PRESETS if name not in named]
-    return (*named, *(name for name in unnamed if container_for(profile, load_recipe(name)) is not None))
+    return list(dict.fromkeys((*named, *ALL_PRESETS)))
 
 
-def presets_of(profile: RuntimeProfile) -> list[str]:
-    """Return the presets that a program runs: those that the profile names, then others that a container holds."""
-    return list(_names_of(_Key(profile, repr(profile))))
+def programs_of(preset: str) -> Sequence[str]:
+    """Return the titles of the programs that ship with Ingot and run a preset."""
+    return _programs_table().get(preset, ())
+
+
+@cache
+def _programs_table() -> Mapping[str, Sequence[str]]:
+    return tomllib.loads(resources.files("ingot.recipes").joinpath("runs_in.toml").read_text("utf-8"))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from inspect import getdoc
 from math import prod
 from typing import Any
 
 from ingot.codecs.delta.base import DELTAS
 from ingot.codecs.table import CODECS, DELTA_ROWS
-from ingot.conversion.preset_fit import container_for, presets_of
+from ingot.conversion.preset_fit import container_for, presets_of, programs_of
 from ingot.errors import UnsupportedError
 from ingot.formats.detect import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
@@ -213,12 +210,7 @@ def _programs(recipe: Recipe) -> Sequence[str]:
     """Return the programs that run a preset: those that it declares, and those whose profiles accept it."""
     if recipe.runs_in == (ANY_PROGRAM,):
         return recipe.runs_in
-    return (*recipe.runs_in, *_accepting_programs().get(recipe.name, ())) or ("Ingot",)
-
-
-@cache
-def _accepting_programs() -> Mapping[str, Sequence[str]]:
-    return tomllib.loads(resources.files("ingot.recipes").joinpath("runs_in.toml").read_text("utf-8"))
+    return (*recipe.runs_in, *programs_of(recipe.name)) or ("Ingot",)
 
 
 def _range(sizes: Sequence[float]) -> str:
