@@ -48,4 +48,3 @@ def tokens_of(model_dir: Path, text: Path, count: int) -> list[int]:
     if len(ids) < count:
         raise SystemExit(f"{text}: expected at least {count} tokens")
     return [int(token) for token in ids]
-

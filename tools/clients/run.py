@@ -265,7 +265,9 @@ def main() -> int:
                 results[cell] = runner.run(cell, models[cell.model], before)
                 write_results({**read_results(arguments.results), cell: results[cell]}, arguments.results)
                 failed += results[cell].verdict == FAILED
-                print(f"{number}/{len(cells)} {line_of(results[cell])} ({time.monotonic() - started:.0f} s)", flush=True)
+                print(
+                    f"{number}/{len(cells)} {line_of(results[cell])} ({time.monotonic() - started:.0f} s)", flush=True
+                )
             worker.close()
     print(f"{failed} failed")
     return 1 if failed else 0

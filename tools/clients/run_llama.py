@@ -12,7 +12,7 @@ import numpy as np
 from worker import Output
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "interop"))
-from llama_perplexity import load_library  # noqa: E402
+from llama_perplexity import load_library
 
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _messages: list[str] = []

@@ -15,10 +15,10 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import vllm  # noqa: E402
-from worker import NotRun, Output, one_line  # noqa: E402
+import numpy as np
+import torch
+import vllm
+from worker import NotRun, Output, one_line
 
 _NO_KERNEL = re.compile(
     r"failed to find a kernel|no (?:\w+ )*kernel|not supported (?:on|for) (?:the )?cpu|only (?:be )?supported (?:on|for) "
