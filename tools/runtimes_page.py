@@ -16,10 +16,10 @@ RESULTS = "tools/clients/results.json"
 _PROOF = """## Proof by the programs
 
 `make clients` runs these programs on what `ingot quantize` makes for them, on two small models: `base`, of which few
-matrices divide by 256, and `divisible`, whose every dimension does. A program loads the result and reads 256 tokens; KL is
-the mean divergence of its next-token distributions from those of Ingot's decoded values in f32, in nats per token. Then
-it generates 16 tokens greedily. `12 of 16, tie 0.03` says that the texts part after 12 tokens, where the decoded model
-prefers its token by 0.03 nats.
+matrices divide by 256, and `divisible`, whose every dimension does. A program loads the result and reads 256 tokens;
+KL is the mean divergence of its next-token distributions from those of Ingot's decoded values in f32, in nats per
+token. Then it generates 16 tokens greedily. `12 of 16, tie 0.03` says that the texts part after 12 tokens, where the
+decoded model prefers its token by 0.03 nats.
 
 A cell is *passed* if the KL is below 0.001 or the limit that the scheme's note explains, and greedy text is equal or
 parts at a tie of at most 0.05 nats. *not run*: the program has no kernel on this machine; the note says how far it got.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ingot.artifacts.open import open as open
     from ingot.artifacts.save import save as save
     from ingot.conversion.execute_plan import execute as execute
+    from ingot.conversion.merge import merge as merge
     from ingot.conversion.run import convert as convert
     from ingot.delta.apply import apply_delta as apply_delta
     from ingot.delta.apply import revert as revert
@@ -55,6 +56,7 @@ _NAMES = {
     "execute": "ingot.conversion.execute_plan",
     "load_compressed_model": "ingot.ext.squish.compressed",
     "load_model": "ingot.runtime.loading.transformers",
+    "merge": "ingot.conversion.merge",
     "open": "ingot.artifacts.open",
     "patch": "ingot.delta.patch",
     "plan": "ingot.ext.ane.plan",
@@ -81,6 +83,7 @@ __all__ = [
     "execute",
     "load_compressed_model",
     "load_model",
+    "merge",
     "mlx",
     "numpy",
     "open",

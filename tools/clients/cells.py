@@ -67,9 +67,9 @@ def claimed(runtime: str, models: list[str], *, calibrated: bool) -> Iterator[Ce
     profile = runtime_named(runtime)
     presets = presets_of(profile)
     for preset in presets:
-        if not calibrated and preset.removesuffix("-calibrated") != preset:
-            if preset.removesuffix("-calibrated") in presets:
-                continue
+        plain = preset.removesuffix("-calibrated")
+        if not calibrated and plain != preset and plain in presets:
+            continue
         recipe = load_recipe(preset)
         if quantizes(recipe):
             narrow = [msgspec.structs.replace(profile, containers=(name,), presets=()) for name in profile.containers]

@@ -79,7 +79,8 @@ class Worker:
         """Return the answer to a job; a process that ends or hangs refuses it."""
         if self._process is None:
             self.start()
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer = self._read()
@@ -105,7 +106,8 @@ class Worker:
         self.version = answer["version"]
 
     def _read(self) -> dict[str, Any] | None:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], SECONDS)
         line = self._process.stdout.readline() if ready else ""
         return json.loads(line.removeprefix("ANSWER ")) if line.startswith("ANSWER ") else None

@@ -12,9 +12,9 @@ import numpy as np
 from worker import Output
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "interop"))
-from llama_perplexity import load_library
+from llama_logits import POINTER, load_library, make_batch
 
-_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_ERROR = 4
 _messages: list[str] = []
 
 
@@ -22,25 +22,15 @@ def version() -> str:
     return f"xllamacpp {version_of('xllamacpp')}"
 
 
-@_SILENT
-def _keep_error(level: int, text: bytes, _: Any) -> None:
-    if level >= 4:
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, POINTER)
+def _store_error(level: int, text: bytes, _: Any) -> None:
+    if level >= _ERROR:
         _messages.append(text.decode("utf-8", "replace"))
 
 
-def _library() -> Any:
-    library = load_library()
-    for name in ("llama_free", "llama_model_free"):
-        getattr(library, name).restype = None
-        getattr(library, name).argtypes = [ctypes.c_void_p]
-    library.llama_set_n_threads.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
-    library.llama_set_n_threads.restype = None
-    library.llama_log_set(ctypes.cast(_keep_error, ctypes.c_void_p), None)
-    library.llama_backend_init()
-    return library
-
-
-_LIBRARY = _library()
+_LIBRARY = load_library()
+_LIBRARY.llama_log_set(ctypes.cast(_store_error, POINTER), None)
+_LIBRARY.llama_backend_init()
 
 
 def compute(job: dict[str, Any]) -> Output:
@@ -71,14 +61,9 @@ def _generate(context: int, prompt: list[int], count: int, size: int) -> list[in
 
 def _logits(context: int, tokens: list[int], start: int, size: int) -> np.ndarray:
     """Return the logits of tokens after the ``start`` tokens that the context has seen."""
-    batch = _LIBRARY.llama_batch_init(len(tokens), 0, 1)
-    for index, token in enumerate(tokens):
-        batch.token[index] = token
+    batch = make_batch(_LIBRARY, tokens)
+    for index in range(len(tokens)):
         batch.pos[index] = start + index
-        batch.logits[index] = 1
-        batch.n_seq_id[index] = 1
-        batch.seq_id[index][0] = 0
-    batch.n_tokens = len(tokens)
     if _LIBRARY.llama_decode(context, batch):
         raise ValueError("llama_decode failed")
     rows = (_LIBRARY.llama_get_logits_ith(context, index) for index in range(len(tokens)))

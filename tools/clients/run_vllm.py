@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+from itertools import pairwise
 from typing import Any
 
 os.environ |= {
@@ -18,11 +19,12 @@ os.environ |= {
 import numpy as np
 import torch
 import vllm
-from worker import NotRun, Output, one_line
+from worker import NotRunError, Output, one_line
 
 _NO_KERNEL = re.compile(
-    r"failed to find a kernel|no (?:\w+ )*kernel|not supported (?:on|for) (?:the )?cpu|only (?:be )?supported (?:on|for) "
-    r"(?:cuda|gpu)|no attribute '\w+' .*_C|_OpNamespace|requires? (?:cuda|a gpu)|not compiled|get_device_capability",
+    r"failed to find a kernel|no (?:\w+ )*kernel|not supported (?:on|for) (?:the )?cpu|"
+    r"only (?:be )?supported (?:on|for) (?:cuda|gpu)|"
+    r"no attribute '\w+' .*_C|_OpNamespace|requires? (?:cuda|a gpu)|not compiled|get_device_capability",
     re.IGNORECASE,
 )
 """Messages with which vLLM says, after its parser accepted a configuration, that this machine has no kernel for it."""
@@ -41,7 +43,7 @@ def compute(job: dict[str, Any]) -> Output:
     except Exception as error:
         text = one_line(" <- ".join(_messages(error)))
         if _NO_KERNEL.search(text):
-            raise NotRun(f"configuration accepted; {text}") from error
+            raise NotRunError(f"configuration accepted; {text}") from error
         raise ValueError(text) from error
     try:
         read = vllm.SamplingParams(
@@ -64,7 +66,7 @@ def _rows(flat: Any) -> np.ndarray:
     values = np.array(flat.logprobs, np.float32)
     bounds = [*starts, len(ids)]
     rows = np.full((len(starts), int(ids.max()) + 1), -np.inf, np.float32)
-    for index, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for index, (start, end) in enumerate(pairwise(bounds)):
         rows[index, ids[start:end]] = values[start:end]
     if not np.isfinite(rows).all():
         raise ValueError("some log-probabilities are missing or no number")

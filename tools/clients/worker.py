@@ -2,8 +2,8 @@
 
 Reads a job per line of standard input, as JSON, and writes an answer per line after ``ANSWER ``. A job has ``path``,
 ``container``, ``tokens``, ``prompt``, ``count``, ``vocabulary`` and ``out``. The module has ``version()`` and
-``compute(job)``, which returns an ``Output`` or raises ``NotRun``. Log-probabilities go into the NumPy file ``out``.
-This module and the modules of programs import nothing of Ingot.
+``compute(job)``, which returns an ``Output`` or raises ``NotRunError``. Log-probabilities go into the NumPy file
+``out``. This module and the modules of programs import nothing of Ingot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 
-class NotRun(Exception):
+class NotRunError(Exception):
     """The program has no kernel for a result on this machine; the message says how far the result was checked."""
 
 
@@ -41,7 +41,7 @@ def answer(module: Any, job: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a job."""
     try:
         output = module.compute(job)
-    except NotRun as reason:
+    except NotRunError as reason:
         return {"not_run": str(reason)}
     except Exception as error:
         traceback.print_exc()

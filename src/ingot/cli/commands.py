@@ -51,6 +51,7 @@ _GROUPS = {
     "Deltas": (
         ("diff", "diff", "Store a fine-tune as a delta to its base"),
         ("patch", "diff:patch", "Turn a base into a fine-tune, by one delta or several"),
+        ("merge", "convert:merge", "Merge LoRA adapters into their base, tensor by tensor"),
         ("store", "store", "Keep many models in a library, each tensor once"),
     ),
     "Run": (

@@ -10,9 +10,11 @@ from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.core.options import About
 from ingot.delta.options import DiffOptions, PatchOptions
+from ingot.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from ingot.delta.strategy import RoundingEstimate
+    from ingot.reporting.report import Report
 
 EPILOG = (
     "Examples:\n\n"
@@ -57,10 +59,48 @@ PATCH_EPILOG = (
 def patch(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Turn BASE into a fine-tune by one DELTA, or by several in the given order.
 
-    A wrong base and a wrong order of deltas are errors; then nothing appears under OUT.
+    LoRA adapters are merged as by `ingot merge`. A wrong base and a wrong order of deltas are errors; then nothing
+    appears under OUT.
     """
+    from ingot.artifacts.adapter_files import RULE as ADAPTER_RULE
     from ingot.delta.patch import patch as apply_deltas
 
     with progress_bar("patching", quiet=quiet or json) as progress:
-        report = apply_deltas(replace(options, progress=progress))
-    render(report.report(), json=json, quiet=quiet)
+        options = replace(options, progress=progress)
+        try:
+            report = apply_deltas(options).report()
+        except UnsupportedError as error:
+            if error.rule != ADAPTER_RULE:
+                raise
+            report = _merge_adapters(options)
+    render(report, json=json, quiet=quiet)
+
+
+def _merge_adapters(options: PatchOptions) -> Report:
+    """Merge the adapters that a patch was given in place of deltas; print warnings, return the report.
+
+    Raises ``UsageError`` ``patch.option`` for options that a merge does not have, and the errors of ``ingot.merge``.
+    """
+    from ingot.cli.convert import warn
+    from ingot.conversion.merge import merge
+    from ingot.conversion.merge_options import MergeOptions
+
+    defaults = PatchOptions(options.base, options.deltas, options.out)
+    for name in ("verify_base", "verify", "dtype", "engine", "address"):
+        if getattr(options, name) != getattr(defaults, name):
+            raise UsageError(
+                f"a LoRA adapter is merged, and a merge has no option --{name.replace('_', '-')}; leave it out",
+                rule="patch.option",
+            )
+    common = ("max_ram", "resume", "overwrite", "progress", "threads", "digest", "drop", "max_decompressed", "io")
+    merge_options = MergeOptions(
+        options.base,
+        options.deltas,
+        options.out,
+        format=options.format,
+        verify=options.check_digests,
+        **{name: getattr(options, name) for name in common},
+    )
+    report = merge(merge_options)
+    warn(report.conversion.warnings)
+    return report.report()

@@ -199,7 +199,8 @@ def plan_encoding(tensor: Tensor, format: Format, rule: str, choice: Choice, inp
     pruning = inputs.prune.get(tensor.name)
     codec = choice.codec
     inner = _options(tensor, choice, inputs, format)
-    settings = CODECS.get_or_refuse(codec).encoder(tensor.shape, tensor.dtype, inner)
+    dtype = _declared_dtype(tensor, codec)
+    settings = CODECS.get_or_refuse(codec).encoder(tensor.shape, dtype, inner)
     keeps = settings.lossless
     exact = keeps
     loses = False
@@ -209,7 +210,7 @@ def plan_encoding(tensor: Tensor, format: Format, rule: str, choice: Choice, inp
         exact = keeps and not loses
 
     def build(options: Mapping[str, Any]) -> Encoder:
-        return CODECS[codec].encoder(tensor.shape, tensor.dtype, options)
+        return CODECS[codec].encoder(tensor.shape, dtype, options)
 
     def around(inner: Mapping[str, Any]) -> Mapping[str, Any]:
         return inner if pruning is None else pruning.around(choice.codec, inner, format)
@@ -254,6 +255,16 @@ def plan_encoding(tensor: Tensor, format: Format, rule: str, choice: Choice, inp
     )
 
 
+_ENCODERS_OF_F32 = (AffineLayout.codec, ScaledCodebookLayout.codec, GgmlBlocksLayout.codec)
+"""Codecs whose encoders accept f32 values for any declared element type."""
+
+
+def _declared_dtype(tensor: Tensor, codec: str) -> str:
+    """Return the element type that the result of a codec declares: of exact values in f32, that of their base."""
+    base = tensor.stored_like
+    return tensor.dtype if base is None or codec not in _ENCODERS_OF_F32 else base.dtype
+
+
 def _refuse(format: Format, spec: TensorSpec, rule: str, choice: Choice) -> NoReturn:
     reason = nearest_refusal(format, spec) or format.why_unsupported(spec)
     raise UnsupportedError(
@@ -276,8 +287,10 @@ def _plan_repacked(
     """
     codec = CODECS[choice.codec]
 
+    dtype = _declared_dtype(tensor, choice.codec)
+
     def prepare(options: Mapping[str, Any]) -> Encoder:
-        return codec.encoder(tensor.shape, tensor.dtype, options)
+        return codec.encoder(tensor.shape, dtype, options)
 
     def layouts(encoder: Encoder) -> Iterator[tuple[Storable, TensorSpec]]:
         return layout_variants(format, encoded_spec(tensor.name, tensor, encoder, RAW))
@@ -318,7 +331,7 @@ def _repacks_sample(tensor: Tensor, codec: str, options: Mapping[str, Any], layo
     if first is None:
         return False
     rows = np.resize(first, (_SAMPLE_ROWS, first.shape[1]))
-    encoder = CODECS[codec].encoder(rows.shape, tensor.dtype, options)
+    encoder = CODECS[codec].encoder(rows.shape, _declared_dtype(tensor, codec), options)
     for _ in range(encoder.fit_passes):
         encoder.fit_pass(rows)
     return repacked(encoder, encoder.encode(rows), tensor.name, rows.shape, layout).exact

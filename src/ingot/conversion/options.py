@@ -261,6 +261,13 @@ class ConvertOptions:
         ),
     )
     drop: Sequence[str] = field(default=(), metadata=DROP)
+    adapters: Sequence[Any] = field(
+        default=(),
+        metadata=about(
+            "Adapters whose changes are added to the source: paths, pairs of path and weight, or PATH:WEIGHT.",
+            command=False,
+        ),
+    )
     trust_index: bool = field(
         default=False,
         metadata=about("Ignore weight files of the source's folder that its index does not list.", panel=LIMITS),

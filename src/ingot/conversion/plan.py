@@ -23,6 +23,7 @@ from ingot.conversion.encoding import (
     plan_encoding_or_keep,
     unused_settings,
 )
+from ingot.conversion.like_stored import choice_like
 from ingot.conversion.packed_layers import unify_merged_layers
 from ingot.conversion.placement import KEEP, error_at_tensor, plan_exact, plan_unchanged, why_not_exact
 from ingot.core.numeric.dtypes import DTYPES
@@ -203,6 +204,9 @@ def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decis
         CODECS[tensor.codec].check(tensor)
     rule = decision.rule_label
     choice = decision.choice
+    if choice is None and tensor.stored_like is not None:
+        choice = choice_like(tensor.stored_like)
+        rule = f"{rule} (merged, stored as {choice})"
     if choice is not None and _is_exempt(tensor, format):
         return plan_unchanged(tensor, format, f"{rule} (kept: {format.name} has it in {tensor.dtype})")
     reason = format.why_constant(tensor.name) if choice is not None else None

@@ -341,7 +341,7 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Text
         shape=step.tensor.shape,
         dtype=step.spec.dtype,
         codec=step.spec.codec,
-        source_codec=step.tensor.decoded_from or step.tensor.codec,
+        source_codec=step.tensor.decoded_from or (step.tensor.stored_like or step.tensor).codec,
         action=action_of(step),
         rule=step.rule,
         exact=exact(step),
@@ -360,8 +360,9 @@ def retyped(steps: Sequence[Step]) -> tuple[dict[str, str], str]:
     """
     counts: dict[str, Counter[str]] = {}
     for step in steps:
-        if step.tensor.dtype in FLOATS and step.spec.dtype in FLOATS:
-            counts.setdefault(step.tensor.dtype, Counter())[step.spec.dtype] += step.tensor.size
+        source = step.tensor.stored_like or step.tensor
+        if source.dtype in FLOATS and step.spec.dtype in FLOATS:
+            counts.setdefault(source.dtype, Counter())[step.spec.dtype] += step.tensor.size
     common = {before: count.most_common(1)[0][0] for before, count in counts.items()}
     total: Counter[str] = sum(counts.values(), Counter())
     changed = {before: after for before, after in common.items() if before != after}

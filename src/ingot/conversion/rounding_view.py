@@ -21,7 +21,7 @@ from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.outcome_text import few, outcome_lines
 from ingot.quantization.tensor import Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
-from ingot.recipes.recipe import Recipe, Rotate
+from ingot.recipes.recipe import STATIC_ACTIVATIONS, Recipe, Rotate
 from ingot.stores.location import Location
 from ingot.views.folding.fold import Folding, changed_names
 from ingot.views.folding.graph import Graph, graph_of
@@ -123,7 +123,16 @@ def round_weights(
         source = metadata.get("source", "samples of the model")
     else:
         source = Location.parse(calibration).display
-    rounding = Rounding(choices, statistics, source, statistics.close, statistics_ready=calibration is not None)
+    merged = {name: base.dtype for name in choices if (base := view.checkpoint[name].stored_like) is not None}
+    rounding = Rounding(
+        choices,
+        statistics,
+        source,
+        statistics.close,
+        dtypes=merged,
+        statistics_ready=calibration is not None,
+        input_scales=recipe.activations in STATIC_ACTIVATIONS,
+    )
     folded, rounding = fold_model(checkpoint, recipe, rounding)
     return View(round_to(folded, rounding), notes), rounding
 
@@ -152,7 +161,11 @@ def _choices(
                 where=name,
             )
         quantizer_options = choice.options
-        if quantizer_options.get("scales") == HALF and tensor.dtype == "bf16" and not f16_scales:
+        if (
+            quantizer_options.get("scales") == HALF
+            and (tensor.stored_like or tensor).dtype == "bf16"
+            and not f16_scales
+        ):
             quantizer_options = {**quantizer_options, "scales": "bf16"}
         spec = parse_quantizer(choice.quantizer, choice.codec, quantizer_options)
         spec.require(tensor.shape, name)

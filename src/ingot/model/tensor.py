@@ -143,6 +143,8 @@ class Tensor:
     source_bits : float
         Stored bits per element of the source, if a view computes new values: rounded, rotated or scaled. 0 if the
         values are the stored ones.
+    stored_like : Tensor or None
+        The tensor whose codec and element type a conversion gives these f32 values, if no rule of a recipe does.
     """
 
     name: str
@@ -155,6 +157,7 @@ class Tensor:
     origin: Tensor | None = field(default=None, repr=False)
     decoded_from: str = field(default="", repr=False)
     source_bits: float = field(default=0.0, repr=False)
+    stored_like: Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def from_parts(

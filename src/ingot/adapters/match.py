@@ -1,0 +1,238 @@
+"""Matching of an adapter with its base: every change gets the name and the orientation of a tensor of the base."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from ingot.adapters.names import expert_of, name_table, stack_experts, to_gguf_changes, to_model_changes
+from ingot.adapters.record import Adapter, Addition, Change, LowRank, Replacement
+from ingot.artifacts.companions import companion_config
+from ingot.core.numeric.dtypes import FLOATS
+from ingot.errors import UnsupportedError, UsageError
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.tensor import Tensor
+from ingot.translate.view import is_translated
+
+RULE = "adapter.base"
+SHAPE_RULE = "adapter.shape"
+
+_LISTED = 3
+_PREFIXES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.", "transformer.")
+_TRANSPOSED_MODULES = re.compile(r"\.(c_attn|c_proj|c_fc|q_attn)\.weight\Z")
+"""Modules of transformers' class Conv1D, whose weights are stored as [inputs, outputs]."""
+_TRANSPOSED_FAMILIES = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+_TRANSPOSED_EXPERTS = ("gpt_oss", "llama4", "llama4_text")
+"""Families whose fused experts are stored as [experts, inputs, outputs]."""
+_EXPERTS = re.compile(
+    r"(?P<start>.+)\.(?:mlp\.experts|mlp\.switch_mlp|block_sparse_moe\.switch_mlp)\.(?P<part>\w+?)(?:\.weight)?\Z"
+)
+# The block and the modules of gate, up and down of checkpoints that store each expert separately.
+_SEPARATE = (
+    ("mlp.experts", {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}),
+    ("block_sparse_moe.experts", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
+)
+_EXPERT = re.compile(
+    r"(?P<start>.+)\.(?P<block>mlp\.experts|block_sparse_moe\.experts)\.(?P<index>[0-9]{1,6})\.(?P<part>\w+)\.weight\Z"
+)
+_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def match(adapter: Adapter, base: Checkpoint) -> dict[str, list[Change]]:
+    """Return the changes of an adapter by the names of the base's tensors, in their orientation.
+
+    Raises
+    ------
+    UsageError
+        ``adapter.base``: tensors that the base lacks; ``adapter.shape``: another shape. The base is another model.
+    UnsupportedError
+        ``adapter.unsupported``, ``adapter.tensors``; ``architecture.*``: names that cannot be translated.
+    """
+    changes = {name: list(items) for name, items in adapter.changes.items()}
+    is_gguf = adapter.writer == "gguf"
+    if is_translated(base) != is_gguf:
+        table = name_table(base)
+        changes = (
+            to_model_changes(changes, table)
+            if is_gguf
+            else to_gguf_changes(_with_split_experts(changes, table.stacks), table)
+        )
+    if not is_translated(base):
+        changes = _with_base_names(changes, base)
+    missing = [name for name in changes if name not in base]
+    if missing:
+        raise _missing_error(adapter, base, changes, missing)
+    model_type = "" if is_translated(base) else str(companion_config(base.companions, RULE).get("model_type"))
+    return {name: [_fit(item, base[name], adapter, model_type) for item in items] for name, items in changes.items()}
+
+
+def _missing_error(
+    adapter: Adapter, base: Checkpoint, changes: Mapping[str, Sequence[Change]], missing: Sequence[str]
+) -> UsageError:
+    tied = " (the base ties its head to the embeddings)" if missing == ["lm_head.weight"] else ""
+    listed = ", ".join(name[:120] for name in missing[:_LISTED])
+    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+    named = f"; it names the base {adapter.base[:100]!r}" if adapter.base else ""
+    return UsageError(
+        f"the adapter changes {len(missing)} of {len(changes)} tensors that the base {base.location} lacks: "
+        f"{listed}{more}{tied}{named}",
+        rule=RULE,
+        where=adapter.location,
+    )
+
+
+def _with_base_names(changes: Mapping[str, list[Change]], base: Checkpoint) -> dict[str, list[Change]]:
+    """Return changes under the names of the base, which may have another prefix or store experts otherwise."""
+    renamed: dict[str, list[Change]] = {}
+    grouped: dict[str, dict[int, LowRank]] = {}
+    prefix = _prefix(changes, base)
+    for name, items in changes.items():
+        candidate = name if name in base else f"{prefix[1]}{name.removeprefix(prefix[0])}"
+        if candidate in base:
+            renamed.setdefault(candidate, []).extend(items)
+            continue
+        separate = _separate_experts(candidate, items, base)
+        stacked = _stacked_expert(candidate, items, base)
+        if separate:
+            for member, change in separate:
+                renamed.setdefault(member, []).append(change)
+        elif stacked is not None:
+            stack, index, change = stacked
+            grouped.setdefault(stack, {})[index] = change
+        else:
+            renamed.setdefault(name, []).extend(items)
+    for stack, members in grouped.items():
+        renamed.setdefault(stack, []).append(stack_experts(members, base[stack].shape[0], stack))
+    return renamed
+
+
+def _prefix(changes: Mapping[str, object], base: Checkpoint) -> tuple[str, str]:
+    """Return the prefix of the adapter's names and the prefix that replaces it in the base, if most names need it."""
+    best = ("", "")
+    best_count = sum(name in base for name in changes)
+    for old in _PREFIXES:
+        names = [name.removeprefix(old) for name in changes if name.startswith(old)]
+        for new in _PREFIXES:
+            count = sum(f"{new}{name}" in base for name in names)
+            if count > best_count:
+                best = (old, new)
+                best_count = count
+    return best
+
+
+def _separate_experts(name: str, items: Sequence[Change], base: Container[str]) -> list[tuple[str, Change]]:
+    """Return the changes of separate experts for the change of a stack; empty if the base has no such experts."""
+    match = _EXPERTS.match(name)
+    if match is None or not all(isinstance(item, LowRank) and len(item.a.shape) == 3 for item in items):
+        return []
+    parts = ("gate_proj", "up_proj") if match["part"] == "gate_up_proj" else (match["part"],)
+    for block, modules in _SEPARATE:
+        if parts[-1] not in modules or f"{match['start']}.{block}.0.{modules[parts[-1]]}.weight" not in base:
+            continue
+        return [
+            (
+                f"{match['start']}.{block}.{index}.{modules[part]}.weight",
+                _half(expert_of(item, index), position, len(parts)),
+            )
+            for item in items
+            if isinstance(item, LowRank)
+            for index in range(item.a.shape[0])
+            for position, part in enumerate(parts)
+        ]
+    return []
+
+
+def _half(item: LowRank, position: int, count: int) -> LowRank:
+    """Return the change of one of ``count`` equal ranges of rows."""
+    rows = item.b.shape[0] // count
+    return item if count == 1 else replace(item, b=item.b.take(np.arange(position * rows, (position + 1) * rows)))
+
+
+def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tuple[str, int, LowRank] | None:
+    """Return the stack of the base that contains an expert's matrix, its index, and its change."""
+    match = _EXPERT.match(name)
+    if match is None or len(items) != 1 or not isinstance(items[0], LowRank):
+        return None
+    part = _PARTS.get(match["part"], match["part"])
+    for block in ("mlp.switch_mlp", "block_sparse_moe.switch_mlp"):
+        stack = f"{match['start']}.{block}.{part}.weight"
+        if stack in base and int(match["index"]) < base[stack].shape[0]:
+            return stack, int(match["index"]), items[0]
+    return None
+
+
+def _with_split_experts(
+    changes: Mapping[str, list[Change]], stacks: Mapping[str, Sequence[str]]
+) -> dict[str, list[Change]]:
+    """Return changes of fused experts as changes of separate experts, by the names that the stacks contain."""
+    members = {name for names in stacks.values() for name in names}
+    result: dict[str, list[Change]] = {}
+    for name, items in changes.items():
+        separate = _separate_in(name, items, members)
+        for member, change in separate or [(name, item) for item in items]:
+            result.setdefault(member, []).append(change)
+    return result
+
+
+def _separate_in(name: str, items: Sequence[Change], members: set[str]) -> list[tuple[str, Change]]:
+    pairs = _separate_experts(name, items, members)
+    return pairs if all(member in members for member, _ in pairs) else []
+
+
+def _fit(item: Change, tensor: Tensor, adapter: Adapter, model_type: str) -> Change:
+    """Return a change in the orientation of a tensor; raise ``UsageError`` ``adapter.shape`` for another shape."""
+    if tensor.dtype not in FLOATS:
+        raise UnsupportedError(
+            f"expected floating-point values in the base, found {tensor.dtype}",
+            rule="adapter.tensors",
+            where=tensor.name,
+        )
+    for candidate in _orientations(item, tensor, model_type):
+        if _fits(candidate, tensor):
+            return replace(candidate, any_orientation=False) if isinstance(candidate, LowRank) else candidate
+    expected = item.values.shape if isinstance(item, Addition | Replacement) else item.shape
+    raise UsageError(
+        f"the adapter was made for another base: its change has shape {list(expected)}, the tensor of "
+        f"{adapter.base or 'the base'} {list(tensor.shape)}",
+        rule=SHAPE_RULE,
+        where=f"{adapter.location}: {tensor.name}",
+    )
+
+
+def _orientations(item: Change, tensor: Tensor, model_type: str) -> Iterator[Change]:
+    if not isinstance(item, LowRank) or item.embedding:
+        yield item
+        return
+    plain = item.transpose() if item.transposed else item
+    if item.any_orientation:
+        first = model_type in _TRANSPOSED_EXPERTS
+    elif model_type in _TRANSPOSED_FAMILIES and len(tensor.shape) == 2:
+        first = _TRANSPOSED_MODULES.search(tensor.name) is not None
+    elif model_type:
+        first = item.transposed and not _is_square(tensor)
+    else:
+        first = item.transposed
+    yield plain.transpose() if first else plain
+    if item.any_orientation or item.transposed or model_type in _TRANSPOSED_FAMILIES:
+        yield plain if first else plain.transpose()
+
+
+def _is_square(tensor: Tensor) -> bool:
+    return len({*tensor.shape}) == 1
+
+
+def _fits(item: Change, tensor: Tensor) -> bool:
+    shape = tensor.shape
+    if isinstance(item, Addition):
+        return item.values.shape == shape
+    if isinstance(item, Replacement):
+        if item.rows is None:
+            return item.values.shape == shape
+        return len(shape) == 2 and item.values.shape[1:] == shape[1:] and max(item.rows) < shape[0]
+    if len(item.a.shape) == 3:
+        return item.shape == shape
+    return bool(shape) and item.shape == (shape[0], prod(shape[1:])) and len(shape) > 1

@@ -1,0 +1,198 @@
+"""The record of an adapter: the changes that it makes to the tensors of its base, in any of its file forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ingot.errors import CodecError
+from ingot.model.checkpoint import CheckpointSource
+from ingot.model.tensor import Array, Tensor
+
+RULE = "adapter.values"
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """An array of an adapter, which is read when its values are needed.
+
+    Parameters
+    ----------
+    name : str
+        The name of the stored tensor, for error messages.
+    shape : tuple of int
+    dtype : str
+        The stored element type. Every value can be stored in it exactly.
+    load : callable
+        Returns the values in f32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    load: Callable[[], Array] = field(repr=False)
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor) -> Factor:
+        """Return the values of a stored tensor."""
+        return cls(tensor.name, tensor.shape, tensor.dtype, lambda: tensor.numpy("f32"))
+
+    @classmethod
+    def from_array(cls, name: str, values: Array) -> Factor:
+        """Return an f32 array in memory as a factor."""
+        return cls(name, values.shape, "f32", lambda: values)
+
+    def values(self) -> Array:
+        """Return the values in f32, in C order; raises ``CodecError`` ``adapter.values`` for NaN and infinities."""
+        values = np.ascontiguousarray(self.load(), np.float32)
+        if not np.isfinite(values).all():
+            raise CodecError(
+                RULE, "expected finite values, found NaN or infinity; the adapter is damaged", where=self.name
+            )
+        return values
+
+    def map(self, function: Callable[[Array], Array], shape: Sequence[int]) -> Factor:
+        """Return a factor with the values that ``function`` returns, which has the given shape."""
+        return replace(self, shape=tuple(shape), load=lambda: function(self.load()))
+
+    def transpose(self) -> Factor:
+        """Return the factor with its last two dimensions exchanged."""
+        return self.map(lambda values: values.swapaxes(-1, -2), (*self.shape[:-2], self.shape[-1], self.shape[-2]))
+
+    def take(self, index: Array, axis: int = 0) -> Factor:
+        """Return the entries ``index`` along an axis."""
+        shape = list(self.shape)
+        shape[axis] = len(index)
+        return self.map(lambda values: np.take(values, index, axis), shape)
+
+    def scaled(self, scale: float) -> Factor:
+        """Return the factor multiplied by ``scale`` in f32; the factor itself if the scale is 1."""
+        if scale == 1:
+            return self
+        scaled = self.map(lambda values: values * np.float32(scale), self.shape)
+        return replace(scaled, dtype="f32")
+
+    def flat(self) -> Factor:
+        """Return the factor as a matrix with the first dimension as rows."""
+        shape = (self.shape[0], prod(self.shape[1:]))
+        return self if shape == self.shape else self.map(lambda values: values.reshape(shape), shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The change ``scale * b @ a`` of a matrix, or of each matrix of a stack.
+
+    Parameters
+    ----------
+    a, b : Factor
+        Shapes [r, columns] and [rows, r] of the stored weight; stacks have the number of matrices in front.
+    scale : float
+    magnitude : Factor, optional
+        DoRA: the norm of each output after the change.
+    transposed : bool
+        Whether the weight is stored as [inputs, outputs], as in GPT-2. Then ``a`` is the transpose of PEFT's B.
+    embedding : bool
+        Whether the weight is an embedding. Then ``b`` is the transpose of PEFT's A.
+    any_orientation : bool
+        Whether the factors belong to experts whose stored orientation the adapter does not state.
+    """
+
+    a: Factor
+    b: Factor
+    scale: float
+    magnitude: Factor | None = None
+    transposed: bool = False
+    embedding: bool = False
+    any_orientation: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[-2]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the change: that of the weight, or of its rows times everything else."""
+        return (*self.b.shape[:-1], self.a.shape[-1])
+
+    def transpose(self) -> LowRank:
+        """Return the change of the transposed weight."""
+        return replace(self, a=self.b.transpose(), b=self.a.transpose(), transposed=not self.transposed)
+
+    def with_scale(self, scale: float) -> LowRank:
+        """Return the same change with another scale; the factor between both scales goes into ``b``."""
+        if scale == self.scale:
+            return self
+        return replace(self, b=self.b.scaled(self.scale / scale), scale=scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """An addition of ``scale * values`` to a tensor, such as a bias."""
+
+    values: Factor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """New values of a tensor, or of some of its rows."""
+
+    values: Factor
+    rows: tuple[int, ...] | None = None
+
+
+Change = LowRank | Addition | Replacement
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An opened adapter.
+
+    Parameters
+    ----------
+    location : str
+    writer : str
+        ``peft``, ``gguf`` or ``mlx``.
+    method : str
+        ``lora``, ``dora`` or ``full``.
+    changes : mapping of name to sequence of Change
+        By the name of the changed tensor in the base. The changes of a tensor apply in order.
+    settings : mapping
+        The adapter's config or metadata.
+    base : str or None
+        The base as the adapter names it.
+    source : CheckpointSource
+        The opened files.
+    """
+
+    location: str
+    writer: str
+    method: str
+    changes: Mapping[str, Sequence[Change]] = field(repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    base: str | None = None
+    source: CheckpointSource = field(default_factory=CheckpointSource, repr=False)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The different ranks, ascending."""
+        return sorted({item.rank for items in self.changes.values() for item in items if isinstance(item, LowRank)})
+
+    @property
+    def low_rank(self) -> Mapping[str, LowRank]:
+        """The low-rank changes by tensor."""
+        return {name: item for name, items in self.changes.items() for item in items if isinstance(item, LowRank)}
+
+    def close(self) -> None:
+        """Release the files."""
+        self.source.close()
+
+    def __enter__(self) -> Adapter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
