@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from ingot.conversion.preset_fit import container_for, presets_of, quantizes
 from ingot.recipes.load import load_recipe
-from ingot.runtimes.fit import container_for, presets_of, quantizes
 from ingot.runtimes.table import runtime_named
 
 RESULTS = Path(__file__).with_name("results.json")
