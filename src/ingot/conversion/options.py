@@ -26,6 +26,7 @@ from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
+    from ingot.model.calibration import Calibration
     from ingot.model.statistics import Statistics
     from ingot.recipes.recipe import Recipe
 
@@ -140,7 +141,7 @@ class ConvertOptions:
             panel=_ROUNDING,
         ),
     )
-    calibration: AnyPath | Statistics | None = field(
+    calibration: AnyPath | Statistics | Calibration | None = field(
         default=None,
         metadata=about(
             "Statistics of this model from `ingot calibrate`, or an importance matrix of llama.cpp, for recipes with a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,7 +43,14 @@ from ingot.conversion.report import (
     exactness,
     tensor_reports,
 )
-from ingot.conversion.rounding_view import outcomes_of, round_weights, rounding_notes, with_rotate_option
+from ingot.conversion.round_by_layers import round_by_layers
+from ingot.conversion.rounding_view import (
+    outcomes_of,
+    requested_calibration,
+    round_weights,
+    rounding_notes,
+    with_rotate_option,
+)
 from ingot.conversion.tensor_parallel import (
     existing_results,
     is_complete,
@@ -54,6 +61,7 @@ from ingot.conversion.tensor_parallel import (
     require_packed,
     slice_for,
 )
+from ingot.core.files.atomic import Staging
 from ingot.core.options import takes
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.progress import Progress
@@ -125,7 +133,10 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
             facts = SourceFacts.from_source(prepared.source)
             return _report(prepared, existing_results(prepared.plan, prepared.target), facts)
         cluster = _cluster(prepared, options)
-        return run(prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster)
+        begin = partial(_round_by_layers, prepared, options) if cluster is None else None
+        return run(
+            prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster, begin=begin
+        )
 
 
 def _for_rank(options: ConvertOptions, rank: Rank | None) -> ConvertOptions:
@@ -253,6 +264,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             frozenset(without),
             rounding,
             weights.checkpoint,
+            None if rounding is None else rounded.checkpoint,
             inexact=view.inexact,
             account=account,
             runtime=options.runtime,
@@ -327,22 +339,46 @@ def _require_weights(source: Source, target: Destination, recipe: Recipe | None,
 
 
 def run(
-    prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bool, cluster: Cluster | None = None
+    prepared: Prepared,
+    resources: Resources,
+    *,
+    overwrite: bool,
+    resume: bool,
+    cluster: Cluster | None = None,
+    begin: Callable[[Staging], None] | None = None,
 ) -> ConvertReport:
     """Execute a prepared conversion by a ``cluster`` or in this process; return its report.
 
-    Raises the errors of ``convert``.
+    ``begin`` is called with the staging folder before the first step. Raises the errors of ``convert``.
     """
     facts = SourceFacts.from_source(prepared.source)
     names = prepared.checkpoint.companions if prepared.target.directory else ()
     with stage(prepared.target, overwrite=overwrite, resume=resume, names=names) as staging:
         target = Target(staging, prepared.target.name, partial(_copy_companions, prepared))
         inputs = (prepared.checkpoint,)
+        if begin is not None:
+            begin(staging)
         if cluster is None:
             return _report(prepared, execute(prepared.plan, inputs, target, resources), facts)
         from ingot.cluster.driver.distribute import distribute
 
         return _report(prepared, distribute(prepared.plan, inputs, target, resources, cluster), facts)
+
+
+def _round_by_layers(prepared: Prepared, options: ConvertOptions, staging: Staging) -> None:
+    """Calibrate and round by layers, if the plan has matrices that need statistics which do not exist yet."""
+    rounding = prepared.rounding
+    if rounding is None or rounding.replace_statistics is None or prepared.rounded is None:
+        return
+    round_by_layers(
+        prepared.rounded,
+        rounding,
+        requested_calibration(options),
+        staging.scratch,
+        resume=options.resume,
+        max_ram=options.max_ram,
+        threads=options.threads,
+    )
 
 
 def _copy_companions(prepared: Prepared, target: bytesource.Target, written: Sequence[str]) -> list[str]:

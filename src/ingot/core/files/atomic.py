@@ -101,8 +101,9 @@ class Staging:
 
     Attributes
     ----------
-    folder, files, journal : Path
-        The staging folder, the folder to create files in, and the path of the journal, which is not created here.
+    folder, files, scratch, journal : Path
+        The staging folder; the folders for files of the artifact, and for files that are needed until it is complete
+        (not created here); and the path of the journal, which is not created here.
     resumed : bool
         Whether an earlier run left files, and they were kept.
 
@@ -135,6 +136,7 @@ class Staging:
         self._check_target()
         self.folder = self._staged_in() / partial_name(self.dst.name)
         self.files = self.folder / "files"
+        self.scratch = self.folder / "scratch"
         self.journal = self.folder / JOURNAL
         self._old = self.folder / "replaced"
         self._parts = self.folder / "parts"
@@ -326,7 +328,7 @@ class Staging:
             rename(self._old, self.dst)
 
     def _empty(self) -> None:
-        for folder in (self.files, self._old, self._parts):
+        for folder in (self.files, self.scratch, self._old, self._parts):
             if folder.exists():
                 remove_tree(folder)
         remove(self.journal)

@@ -7,8 +7,9 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,6 +25,7 @@ from ingot.engine.journal import Journal, fingerprint
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.artifact import Artifact
+from ingot.model.calibration import Calibration, LayerResult, LayerResults, ProcessLayer
 from ingot.model.statistics import COUNT, MODEL_KEY, SAME, VERSION, VERSION_KEY, WINDOW_PREFIX, Statistics
 from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import LayerwiseModel, Settings
@@ -175,11 +177,39 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     )
 
 
-def statistics_of(
+@dataclass(frozen=True, slots=True)
+class ModelCalibration(Calibration):
+    """A calibration for a conversion without a statistics file; ``out`` and ``resume`` of the options are ignored."""
+
+    options: CalibrateOptions
+
+    def collect(self) -> Statistics:
+        return collect_statistics(self.options)
+
+    def run_by_layers(
+        self, process: ProcessLayer, folder: str, *, resume: bool, identity: str, reserve: int
+    ) -> LayerResults:
+        options = replace(self.options, reserve=reserve)
+        with _subject(options) as subject:
+            key = fingerprint([subject.fingerprint(options)], {"identity": identity}, ())
+            journal = Journal(LocalTarget(folder), key)
+            try:
+                files = Path(folder) / "files"
+                files.mkdir(exist_ok=True)
+                work = Work(str(files), journal, resume=resume)
+                collected = _collect(subject, options, work, None, process)
+                subject.skeleton.checkpoint.require_unchanged()
+            finally:
+                journal.close()
+        statistics = Statistics.in_memory(collected.arrays, collected.metadata)
+        return LayerResults(statistics, collected.results)
+
+
+def calibration_of(
     model: AnyPath, *, max_ram: int | str | None = None, progress: ProgressCallback | None = None
-) -> Statistics:
-    """Return the statistics of a calibration over samples, for a conversion without a statistics file."""
-    return collect_statistics(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
+) -> ModelCalibration:
+    """Return a calibration over samples of the model, which has not run yet."""
+    return ModelCalibration(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
 
 
 def collect_statistics(options: CalibrateOptions) -> Statistics:
@@ -200,6 +230,7 @@ class _Collected:
     tokens: int
     passes: int
     unseen: tuple[str, ...]
+    results: Sequence[LayerResult] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +308,13 @@ def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
     return options.length
 
 
-def _collect(subject: _Subject, options: CalibrateOptions, work: Work, require_room: Any) -> _Collected:
+def _collect(
+    subject: _Subject,
+    options: CalibrateOptions,
+    work: Work,
+    require_room: Any,
+    process: ProcessLayer | None = None,
+) -> _Collected:
     torch = require("torch", EXTRA)
     model = LayerwiseModel(subject.skeleton, Settings(options.fisher, options.largest, options.seed))
     count = options.samples if subject.tokens is None else len(subject.tokens)
@@ -294,7 +331,7 @@ def _collect(subject: _Subject, options: CalibrateOptions, work: Work, require_r
         tokens = subject.tokens
         if tokens is None:
             tokens = _samples(torch, model, memory_plan, [token.id for token in subject.prefix], work, progress)
-        passes = Passes(model, work, tokens, memory_plan.batch, memory_plan.moment_bytes, progress)
+        passes = Passes(model, work, tokens, memory_plan.batch, memory_plan.moment_bytes, progress, process)
         arrays = passes.run()
     metadata = {
         VERSION_KEY: VERSION,
@@ -310,7 +347,8 @@ def _collect(subject: _Subject, options: CalibrateOptions, work: Work, require_r
     }
     counts = {key.rpartition(":")[0]: int(array[0]) for key, array in arrays.items() if key.endswith(f":{COUNT}")}
     unseen = tuple(sorted(name for name, seen in counts.items() if not seen))
-    return _Collected(arrays, metadata, len(counts), tokens.numel(), max(passes.passes, 1), unseen)
+    results = passes.results()
+    return _Collected(arrays, metadata, len(counts), tokens.numel(), max(passes.passes, 1), unseen, results)
 
 
 def _digest(tokens: Any) -> str:

@@ -70,7 +70,7 @@ def plan_memory(
     """Return the plan for a calibration in the available memory. Raises ``calibrate.ram`` if memory is too small."""
     skeleton, (windows, length) = model.skeleton, shape
     ceiling = available_ram() // 2 if options.max_ram is None else parse_size(options.max_ram) - anonymous_in_use()
-    free = ceiling - RESERVE
+    free = ceiling - RESERVE - options.reserve
     # While weights are merged, memory holds them twice.
     largest = max(skeleton.nbytes(layer) * (2 if layer.merged else 1) for layer in model.layers)
     ends = {id(site.tensor): 4 * site.tensor.size for site in (model.embedding, model.head) if site is not None}

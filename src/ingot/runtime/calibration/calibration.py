@@ -88,6 +88,9 @@ class CalibrateOptions:
     resume: bool = field(default=False, metadata=RESUME)
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+    reserve: int = field(
+        default=0, metadata=about("Bytes of memory that the caller needs during the calibration.", command=False)
+    )
     plan: Callable[[CalibratePlan], None] | None = field(
         default=None, metadata=about("Called with the estimates before the run.", command=False)
     )
