@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +20,7 @@ from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.save import plan_tensors, write_tensors
 from ingot.core.border import require
+from ingot.core.files.atomic import require_disk
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.engine.journal import Journal, fingerprint
@@ -32,7 +34,15 @@ from ingot.runtime.calibration.calibrate_layers import LayerwiseModel, Settings
 from ingot.runtime.calibration.calibrate_passes import Passes
 from ingot.runtime.calibration.calibrate_plan import MemoryPlan, estimate, plan_memory
 from ingot.runtime.calibration.calibrate_work import Work
-from ingot.runtime.calibration.calibration import BUILT_IN, LENGTH, SAMPLES, SENTENCE, CalibrateOptions, CalibrateReport
+from ingot.runtime.calibration.calibration import (
+    BUILT_IN,
+    LENGTH,
+    SAMPLES,
+    SENTENCE,
+    CalibrateOptions,
+    CalibratePlan,
+    CalibrateReport,
+)
 from ingot.runtime.calibration.samples import SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, SEEDS, draw_samples, seeded
 from ingot.runtime.calibration.skeleton import MetaModel
 from ingot.runtime.evaluation.generate import positions, require_vocabulary
@@ -183,6 +193,11 @@ class ModelCalibration(Calibration):
 
     options: CalibrateOptions
 
+    def plan(self) -> CalibratePlan:
+        """Return the estimates for ``run_by_layers``, without the memory that rounding needs."""
+        with _subject(self.options) as subject:
+            return _planned(subject, self.options, by_layers=True)[2]
+
     def collect(self) -> Statistics:
         return collect_statistics(self.options)
 
@@ -197,7 +212,8 @@ class ModelCalibration(Calibration):
                 files = Path(folder) / "files"
                 files.mkdir(exist_ok=True)
                 work = Work(str(files), journal, resume=resume)
-                collected = _collect(subject, options, work, None, process)
+                require_room = partial(require_disk, folder=Path(folder), location=folder)
+                collected = _collect(subject, options, work, None if resume else require_room, process)
                 subject.skeleton.checkpoint.require_unchanged()
             finally:
                 journal.close()
@@ -308,6 +324,16 @@ def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
     return options.length
 
 
+def _planned(
+    subject: _Subject, options: CalibrateOptions, *, by_layers: bool
+) -> tuple[LayerwiseModel, MemoryPlan, CalibratePlan]:
+    model = LayerwiseModel(subject.skeleton, Settings(options.fisher, options.largest, options.seed))
+    count = options.samples if subject.tokens is None else len(subject.tokens)
+    memory_plan = plan_memory(model, options, (count, subject.length), sampling=subject.tokens is None)
+    plan = estimate(model, memory_plan, by_layers=by_layers)
+    return model, memory_plan, replace(plan, source=subject.source)
+
+
 def _collect(
     subject: _Subject,
     options: CalibrateOptions,
@@ -316,12 +342,9 @@ def _collect(
     process: ProcessLayer | None = None,
 ) -> _Collected:
     torch = require("torch", EXTRA)
-    model = LayerwiseModel(subject.skeleton, Settings(options.fisher, options.largest, options.seed))
-    count = options.samples if subject.tokens is None else len(subject.tokens)
-    memory_plan = plan_memory(model, options, (count, subject.length), sampling=subject.tokens is None)
+    model, memory_plan, plan = _planned(subject, options, by_layers=process is not None)
     if memory_plan.in_memory:
         model.keep()
-    plan = estimate(model, memory_plan)
     if options.plan is not None:
         options.plan(plan)
     if require_room is not None:

@@ -108,8 +108,11 @@ def plan_memory(
     )
 
 
-def estimate(model: LayerwiseModel, memory_plan: MemoryPlan) -> CalibratePlan:
-    """Return estimates for a calibration, from short measurements of reading and computing."""
+def estimate(model: LayerwiseModel, memory_plan: MemoryPlan, *, by_layers: bool = False) -> CalibratePlan:
+    """Return estimates for a calibration, from short measurements of reading and computing.
+
+    ``by_layers``: the statistics of a layer are deleted before those of the next are summed.
+    """
     skeleton = model.skeleton
     fisher = model.settings.fisher
     layer = model.layers[0]
@@ -129,7 +132,7 @@ def estimate(model: LayerwiseModel, memory_plan: MemoryPlan) -> CalibratePlan:
     hidden = 4 * memory_plan.tokens * model.width
     activations = ((count + 1) if fisher else 2) * hidden + (2 * hidden if fisher else 0)
     cache = _cached(model, min(memory_plan.windows, BATCH), memory_plan.length) if memory_plan.spilled else 0
-    size = memory_plan.sums
+    size = max((sum(model.sizes(item)) for item in model.layers), default=0) if by_layers else memory_plan.sums
     return CalibratePlan(
         seconds=seconds,
         memory=memory_plan.weights

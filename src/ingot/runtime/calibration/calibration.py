@@ -28,14 +28,27 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class CalibratePlan:
-    """Estimates for a calibration: seconds, bytes of memory and disk during the run, bytes of the result, and the
-    number of times that the model's layers are read."""
+    """Estimates for a calibration.
+
+    Attributes
+    ----------
+    seconds : float
+    memory, disk : int
+        Bytes of memory and disk that are in use at most during the run.
+    size : int
+        Bytes of the statistics that exist together: of all layers, or of one if they are used layer by layer.
+    reads : int
+        How many times the model's layers are read.
+    source : str
+        What the model reads: a text, or samples of its own.
+    """
 
     seconds: float
     memory: int
     disk: int
     size: int
     reads: int
+    source: str = ""
 
     def describe(self) -> str:
         """Return the estimates as text."""
