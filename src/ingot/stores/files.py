@@ -79,7 +79,10 @@ class ReadAhead:
 
 
 def flat(data: memoryview) -> memoryview:
-    """Return ``data`` as unsigned bytes in one dimension; it may be empty in any shape, which ``cast`` refuses."""
+    """Return ``data`` as unsigned bytes in one dimension.
+
+    The function exists because ``cast`` refuses memory of size 0.
+    """
     return data.cast("B") if data.nbytes else memoryview(b"")
 
 
@@ -116,7 +119,7 @@ class OpenFiles:
         self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Replace the lock: in a forked child the thread that held it does not exist."""
+        """Replace the lock in a forked child process: the thread that held the lock does not exist there."""
         self._lock = threading.RLock()  # the garbage collector may drop a source while its thread holds the lock
 
     def get(self, key: int, reopen: Callable[[], Handle]) -> Handle:
@@ -272,7 +275,7 @@ class PreadSource(StampedSource):
         return handle
 
     def _prepare(self, handle: Handle) -> None:
-        """Set up a new handle; read calls need nothing."""
+        """Prepare a newly opened handle for reads; files that are read by calls need no preparation."""
 
     def _ready(self, offset: int, length: int) -> Handle:
         """Return the handle; raise an error for a range outside the file, or if the file has shrunk.

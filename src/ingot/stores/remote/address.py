@@ -49,7 +49,7 @@ class Address:
 
     @property
     def last(self) -> str:
-        """The last name of the path."""
+        """The last component of ``path``: the name of the file or folder."""
         return self.path.rpartition("/")[2]
 
     def within(self, name: str) -> Address:

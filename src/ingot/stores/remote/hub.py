@@ -198,7 +198,9 @@ def _client(hub: Any) -> WebClient:
 
 
 def _has_weights(store: LocalStore) -> bool:
-    """Return whether a snapshot has files that may be weights, and all shards that its indexes name."""
+    """Return whether a cached snapshot is complete: it has files that may be weights, and all shards that its indexes
+    name.
+    """
     names = store.list().files
     if not any(not name.lower().endswith(_COMPANIONS) for name in names if not name.startswith(".")):
         return bool(store.list().folders)
