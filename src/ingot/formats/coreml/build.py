@@ -45,7 +45,7 @@ class Feature:
 
 
 class Builder:
-    """A builder of a program with one function; every method adds an operation and returns the name of its output.
+    """A builder of a program with one function. Methods that add an operation return the name of its output.
 
     Parameters
     ----------
@@ -93,7 +93,9 @@ class Builder:
         shapes: Sequence[Shape],
         type: MilType = FP16,
     ) -> list[str]:
-        """Add an operation with several outputs; the operation gets the name of the first output."""
+        """Add an operation with the outputs ``names``, and return these names; the first is also the
+        operation's name.
+        """
         outputs = zip(names, (encode_type(type, shape) for shape in shapes), strict=True)
         self._operations.append(_operation(operation, list(outputs), {}, inputs))
         return list(names)
@@ -171,7 +173,7 @@ def _description(inputs: Sequence[Feature], outputs: Sequence[Feature]) -> bytes
 
 
 class _Blank:
-    """A byte source of zeros except for given segments: a weight file without values, of any size."""
+    """A weight file whose bytes are zeros except in ``segments``; it takes no memory, whatever its size."""
 
     mapped = False
 

@@ -22,7 +22,7 @@ _BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 
 
 class LeftError(Exception):
-    """The reason why operations do not represent a tensor; readers list the reason. Internal to this package."""
+    """The reason why operations do not represent a tensor; the reader lists it. Used only within this package."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +106,7 @@ def _array_dtype(type: MilType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The stored numbers of a part.
+    """The numbers of the program from which a part is read, and how they become the part.
 
     Parameters
     ----------

@@ -41,7 +41,11 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A value; ``dims`` is None unless every size is known, ``type`` None unless its elements are numbers."""
+    """The value of a parameter or attribute: numbers or text, in the program (``immediate``) or in a weight file
+    (``blob``).
+
+    ``dims`` is None unless every size is known, ``type`` None unless the elements are numbers.
+    """
 
     node: Node
     code: int

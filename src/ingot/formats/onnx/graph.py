@@ -194,7 +194,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Model:
-    """The contents of a model.
+    """The structure of a model that was parsed: its graphs, versions and metadata.
 
     ``graphs`` begin with the graph of the model; inner graphs follow the graph that contains them. ``names`` are all
     names that any graph uses. ``unread`` maps the names of constants that are not read as tensors to the reason.

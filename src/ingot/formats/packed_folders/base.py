@@ -62,7 +62,7 @@ Config = Mapping[str, Any]
 
 
 class PackedLayout(Layout, Protocol):
-    """A layout that returns the specs of its parts."""
+    """The protocol of a packed layer's layout, which states its element type and its parts."""
 
     @property
     def dtype(self) -> str:
@@ -377,7 +377,7 @@ def _describes_packing(config: Config) -> bool:
 
 
 def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without descriptions of the packing, also in nested configurations."""
+    """Return ``config`` without the keys that describe the packing, also in configurations nested in it."""
     return {
         key: _without_packing(value) if key.endswith("_config") and isinstance(value, dict) else value
         for key, value in config.items()
@@ -386,7 +386,7 @@ def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join_layers(entries: Entries, layers: Sequence[Layer], rules: str) -> LazyMap[Tensor]:
-    """Return the tensors of the files; the entries of each layer are combined."""
+    """Return the tensors of a folder: each layer as one packed tensor, each other entry as a dense one."""
     first = {next(iter(layer.parts.values())): layer for layer in layers}
     used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
     layer_by_name: dict[str, Layer | None] = {}

@@ -59,7 +59,7 @@ def read_csr(obj: Object) -> dict[str, Any]:
 
 
 def read_coo(obj: Object) -> dict[str, Any]:
-    """Return the codec's attributes; the profile has none."""
+    """Return the attributes of the COO codec: those of the object, because the profile defines none."""
     return dict(optional_value(obj.attributes) or {})
 
 
@@ -221,7 +221,7 @@ _NAMESPACED = re.compile(r"[^./]+\..+/[0-9]+", re.DOTALL).fullmatch
 
 
 class Profile(NamedTuple):
-    """A profile of the registry: its metadata rules, and its conversion from and to the forms of a codec.
+    """A layout profile of the registry: the rules of its metadata, and its conversions from and to a codec.
 
     ``read`` returns None if no codec can express the object. ``write`` returns None if the profile cannot express the
     tensor; ``codec`` is the only codec that it accepts.

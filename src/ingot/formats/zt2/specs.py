@@ -50,7 +50,10 @@ def why_unsupported(spec: TensorSpec) -> str | None:
 
 
 def breaks_no_rule(name: str) -> bool:
-    """Return whether a tensor's name is certainly valid; false if it needs a detailed check."""
+    """Return whether a tensor's name is certainly valid.
+
+    False means that ``check_names`` must decide.
+    """
     return 0 < 4 * len(name) <= MAX_NAME and "\0" not in name and (name.isascii() or utf8_bytes(name) > 0)
 
 
@@ -95,7 +98,7 @@ def written_form(spec: TensorSpec) -> WrittenForm:
 
 
 def _reads_equal(spec: TensorSpec, written: WrittenForm) -> bool:
-    """Return whether a reader would read the same tensor from ``written``; raises the errors of the reader."""
+    """Return whether a reader would get the tensor ``spec`` back from ``written``; raises the reader's errors."""
     entry = describe(
         spec, written, {part.role: PartLocation(CANONICAL, _placeholder_length(part)) for part in spec.parts}
     )
