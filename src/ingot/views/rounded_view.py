@@ -110,7 +110,10 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
 
 
 class _Magnitudes:
-    """The largest magnitudes of matrices with second scales; matrices that a program merges share the largest."""
+    """The largest magnitudes of matrices that have a second scale.
+
+    Matrices that a program merges share the largest magnitude. Each matrix is read once.
+    """
 
     def __init__(self, checkpoint: Checkpoint, choices: Mapping[str, QuantizerSpec]) -> None:
         self._checkpoint = checkpoint
@@ -128,7 +131,9 @@ class _Magnitudes:
 
 
 class _RoundedCache:
-    """The most recently read rounded matrices: a reader of one part usually reads the other parts next."""
+    """A cache of the rounded matrices that were read last, because a reader of one part usually reads the
+    others next.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -151,7 +156,7 @@ class _CachedParts:
 
 
 class _RoundedTensor:
-    """One tensor and its rounding."""
+    """A tensor to round: its parts are computed when one of them is first read."""
 
     def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache, magnitudes: _Magnitudes) -> None:
         self.tensor = tensor
@@ -189,7 +194,7 @@ class _RoundedTensor:
         return {role: _bytes(array) for role, array in parts.items()}
 
     def _grid(self) -> Grid:
-        """Return the grid, with the largest magnitude of the matrices that share a second scale."""
+        """Return the grid to which the tensor is rounded; with a second scale, it contains the largest magnitude."""
         grid = self.spec.grid
         return replace(grid, amax=self._magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
 
@@ -213,7 +218,10 @@ def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | No
 
 
 def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> Tensor:
-    """Return a bias plus the mean error of rounding: ``b + (W - Q) m``, where m are the means of the inputs."""
+    """Return a bias whose values, when they are read, are ``b + (W - Q) m``.
+
+    b is the bias ``tensor``, W the matrix of ``work``, Q the rounded matrix, and m the means of the inputs.
+    """
     part = Part(
         tensor.dtype,
         tensor.nbytes,
@@ -224,7 +232,7 @@ def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) ->
 
 
 class _CorrectedBias:
-    """A corrected bias, computed when its bytes are read."""
+    """The values of a corrected bias, computed when its bytes are read; the interface is that of ``_RoundedTensor``."""
 
     def __init__(self, tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> None:
         self.tensor = tensor
