@@ -118,7 +118,10 @@ def apply_delta(
 def _applied(
     state: State, delta: Checkpoint, source: Source | None, proofs: tuple[bool, bool | None], undo: bool, workers: int
 ) -> Applied:
-    """Apply an opened delta; ``proofs`` are ``verify_base`` and ``verify``. On failure a given source is closed."""
+    """Apply an opened delta to ``state``; ``proofs`` are the options ``verify_base`` and ``verify``.
+
+    On failure ``source`` is closed, if given.
+    """
     verify_base, verify = proofs
     try:
         with _checking_file(delta):

@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @preload
 class PlannerFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """The locations of a base and a fine-tune, and the planner of their difference."""
+    """The argument of workers that plan differences: the locations of base and fine-tune, and the planner's fields."""
 
     base: str
     tuned: str
