@@ -35,7 +35,7 @@ STORES.add("library", "ingot.library.place:LibraryScheme")  # registered here be
 
 @dataclass(slots=True)
 class Source(CheckpointSource):
-    """An opened artifact before decoders are attached: its store, format, entry file and catalog.
+    """An opened artifact whose tensors have no decoders yet: its store, format, entry file and catalog.
 
     ``location`` is the opened address, for messages and reports. ``name`` is the opened file in ``store``; it is empty
     if the folder of the store was opened. ``requested_io`` and ``max_decompressed`` are options of ``ingot.open`` for
@@ -168,7 +168,7 @@ def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 class _Decoding(TensorMap[Tensor]):
-    """A mapping that attaches a decoder to each tensor of another mapping on access; the other mapping may cache."""
+    """The tensors of another mapping, each with its decoder, which is attached on access."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = as_tensor_map(tensors)
@@ -293,7 +293,7 @@ def address_of(location: Location) -> str:
 
 
 def local_text(text: str, address: str) -> str:
-    """Return the text of a location that another process parsed, if it leads to the same address; else the address.
+    """Return ``text``, as another process parsed it, if it leads to ``address`` here too; else ``address``.
 
     With the same text, messages are the same in both processes.
     """
@@ -357,7 +357,7 @@ def open_source_in_store(
 
 
 def _fallback_folder(store: Store) -> Store | None:
-    """Return the folder inside ``store`` with the weights, if a format recognizes one."""
+    """Return the folder inside ``store`` that contains the weights, if a format recognizes one; else None."""
     for _, format in FORMATS.available():
         folder = format.fallback_folder(store)
         if folder is not None:
