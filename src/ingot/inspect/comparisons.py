@@ -74,7 +74,7 @@ class Comparisons(ComputedSequence[TensorComparison]):
 
 
 class _Columns:
-    """Comparisons in the order in which they were added, stored by column."""
+    """Comparisons in the order in which they were added, one column per field to save memory."""
 
     __slots__ = ("_details", "_names", "_statuses", "_sums", "_unique_details")
 
