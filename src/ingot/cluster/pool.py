@@ -29,7 +29,7 @@ _ENDING = 10.0  # seconds that a killed process may take to end
 
 
 class ProcessWorker:
-    """A worker process and its pipes; implements ``Worker``."""
+    """A worker process on this machine and the pipes to it; implements ``Worker``."""
 
     def __init__(self, interval: float) -> None:
         self.beats = 0
@@ -52,12 +52,12 @@ class ProcessWorker:
 
     @property
     def name(self) -> str:
-        """The name with the process id; see ``Worker.name``."""
+        """``process`` and the process id, for error messages."""
         return f"process {self._process.pid}"
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The id of the worker process."""
         return self._process.pid
 
     def send(self, line: bytes) -> None:
@@ -154,14 +154,17 @@ class Pool(Protocol):
 
 
 class Worker(Protocol):
-    """A started worker. ``beats`` counts its heartbeats, ``cpu`` is the processor time in the last one."""
+    """The interface of a started worker.
+
+    ``beats`` is the number of heartbeats received, ``cpu`` the processor time in seconds that the last one reported.
+    """
 
     beats: int
     cpu: float
 
     @property
     def name(self) -> str:
-        """The worker's name in error messages."""
+        """The name by which error messages identify the worker."""
         ...
 
     def send(self, line: bytes) -> None:
@@ -197,7 +200,7 @@ def worker_timeout() -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A submitted task: its request as a line, the type of its result, and its future."""
+    """A submitted task: its request as a line, the type of its result, its check, and its future."""
 
     id: int
     line: bytes
@@ -207,7 +210,7 @@ class _Job:
 
 
 class _Watch:
-    """A monitor that detects a worker without heartbeats or without processor time.
+    """Detects a worker that sends no heartbeats or uses no processor time.
 
     Only time during which this process was running counts, so that a suspended driver does not replace its workers.
     """
@@ -429,13 +432,13 @@ class WorkerPool:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An error that a task raised; its worker can run further tasks."""
+    """An error that a task raised and its worker reported; the worker can run further tasks."""
 
     error: Exception
 
 
 def _result_in(line: bytes, job: _Job) -> Any:
-    """Return the result or the error in an answer; raise ``InvalidMessageError``."""
+    """Return the result in the answer ``line``, or the error as ``_Failed``; raise ``InvalidMessageError``."""
     answer = messages.decode(line, Answer)
     if answer.id != job.id:
         raise InvalidMessageError(f"expected an answer to task {job.id}, found one to {answer.id}")

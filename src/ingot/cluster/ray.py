@@ -78,7 +78,7 @@ def address_error(reason: str, address: str | None, origin: str = "") -> Resourc
 
 
 def _configured_address(address: str | None) -> tuple[str, str]:
-    """Return the address to which Ray would connect, and where the address is configured, as text for messages.
+    """Return the address to which Ray would connect, and text that tells users where the address is configured.
 
     If Ray would start a new cluster, both texts are empty.
     """
@@ -136,7 +136,7 @@ class IngotWorker:
 
 
 def _threads() -> dict[int, float]:
-    """Return the processor time of each thread of this process."""
+    """Return the processor time, in seconds, of each thread of this process by thread id."""
     import psutil
 
     return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
