@@ -51,7 +51,7 @@ METADATA = {"format": "pt", "clé": 'valeur "entre"\n', "": "", "a:b": "c:d"}
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor to write: its spec and the bytes of each part."""
+    """A tensor that the suite writes: its spec and the bytes of each part."""
 
     spec: TensorSpec
     parts: Mapping[str, bytes]
