@@ -278,7 +278,10 @@ def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, decisions: d
 
 
 def _kernel_kind(storage_form: StorageForm, decision: Decision) -> KernelKind:
-    """Return the description of a weight for the KernelCfg register; a weight that folds is fp16."""
+    """Return the fields of the KernelCfg register that follow from a weight and its decision.
+
+    A weight that folds is fp16.
+    """
     inner = storage_form if storage_form.inner is None else storage_form.inner
     if not decision.streams:
         return KernelKind()

@@ -67,7 +67,7 @@ def appendices_end(tail: int, attached: Attachments, digest: str | None) -> int:
 
 
 def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[int, int]:
-    """Return the bytes of the directory's entries, and the end of the scale tables."""
+    """Return the size in bytes of the directory's entries, and the offset at which the scale tables end."""
     offsets, cursor = lay_out(placement, start)
     total = 0
     mask_bytes: dict[int, int] = {}
@@ -86,7 +86,7 @@ def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[
 def _placeholder_entry(
     placed: PlacedTensor, offset: int, tables: Tables, tables_start: int, digest: str | None
 ) -> Entry:
-    """Return an entry of the length of the final entry; the digests are placeholders."""
+    """Return a directory entry as long as the final one, with placeholders for digests."""
     text = None if digest is None else checksums.digest(digest, b"")
     digests = {} if text is None else {part.role: text for part in placed.spec.parts}
     placeholders = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)

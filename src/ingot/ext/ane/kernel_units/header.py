@@ -135,7 +135,7 @@ def align(size: int, multiple: int = TILE) -> int:
 
 
 def groups(header: Header) -> Iterator[tuple[int, int, int]]:
-    """Yield tile, first channel and channel count of every group, in the order of the records.
+    """Yield the tile, the first channel and the number of channels of each group, in the order of the records.
 
     Group g starts at channel ``g * ocg`` and belongs to tile ``g mod tiles`` (claim B20: core c = c mod N).
     """
