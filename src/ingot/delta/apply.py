@@ -40,7 +40,7 @@ class Applied:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the undo logs, without tensors that were replaced or removed."""
+        """The number of bytes of the undo logs, without tensors that were replaced or removed."""
         return sum(undo.nbytes for undo in (self.undo or {}).values())
 
     def revert(self) -> None:

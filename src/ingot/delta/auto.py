@@ -206,7 +206,7 @@ def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
 
 
 def exact_bytes(old: Array, new: Array, dtype: str) -> int:
-    """Return the bytes of the exact difference of two arrays of one element type."""
+    """Return the number of bytes of the exact difference of two arrays of one element type."""
     encoder = delta_codec(EXACT.codec).encoder(old.shape, dtype, EXACT.options)
     return sum(part.nbytes for part in encoder.encode(old, new).values())
 

@@ -68,13 +68,15 @@ class TensorPair:
 
     @property
     def added_nbytes(self) -> int:
-        """Stored bytes of the rows that only the fine-tune's tensor has; the tensors must be comparable."""
+        """The number of stored bytes of the rows that only the fine-tune's tensor has; the tensors must be
+        comparable.
+        """
         base, tuned = self.tensors
         return tuned.nbytes * max(tuned.size - base.size, 0) // max(tuned.size, 1)
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of both tensors."""
+        """The number of stored bytes of both tensors."""
         return sum(tensor.nbytes for tensor in (self.base, self.tuned) if tensor is not None)
 
 

@@ -283,7 +283,7 @@ class Plan:
 
     @cached_property
     def size(self) -> int:
-        """The bytes of the weight files, including headers and padding.
+        """The number of bytes of the weight files, including headers and padding.
 
         It is an upper bound if ``size_exact`` is False: with zstd, with sparse codecs, and in formats that store equal
         parts once.
@@ -297,5 +297,5 @@ class Plan:
 
     @property
     def min_size(self) -> int:
-        """The bytes of the weight files without parts of unknown length, if no two parts are equal."""
+        """The number of bytes of the weight files without parts of unknown length, if no two parts are equal."""
         return min_size(self.specs, self.size)

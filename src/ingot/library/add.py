@@ -162,7 +162,7 @@ class Added(Reportable):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return the figures and notes."""
+        """Return a report with the figures and notes."""
         words = (
             "{name}: {files} files of {size} added in {stored}; "
             "objects: {present} present already, {deltas} deltas, {full} in full"

@@ -179,7 +179,7 @@ class _RoundedTensor:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that rounding needs, including matrices in the cache."""
+        """The number of bytes of memory that rounding needs, including matrices in the cache."""
         shape = self.tensor.shape
         first = next(name for name, _ in matrices(self.tensor.name, shape))
         statistics = self._load_statistics().for_matrix(first) if self._statistics_ready else None
@@ -241,7 +241,7 @@ class _CorrectedBias:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the rounding of the matrix and the difference need."""
+        """The number of bytes of memory that the rounding of the matrix and the difference need."""
         return self._work.memory + 8 * self._work.tensor.size
 
     def part(self, role: str) -> memoryview:
@@ -309,7 +309,7 @@ class _PartSource(DerivedSource):
         out.cast("B")[:] = self._work.part(self._role)[offset : offset + out.nbytes]
 
     def computing_bytes(self) -> int:
-        """Return the bytes of memory that rounding needs."""
+        """Return the number of bytes of memory that rounding needs."""
         return self._work.memory
 
     def memory_hint(self) -> str:

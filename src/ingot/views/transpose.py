@@ -189,7 +189,7 @@ class _Columns:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of one decoded matrix; 0 if the matrix is dense and read by columns."""
+        """The number of bytes of one decoded matrix; 0 if the matrix is dense and read by columns."""
         return 0 if self._windows is not None else self._rows * self._cols * self._size
 
     def read(self, first: int, last: int) -> Array:

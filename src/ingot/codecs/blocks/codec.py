@@ -60,7 +60,9 @@ class BlocksCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``ggml_blocks.params``, ``.columns``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``ggml_blocks.params``, ``.columns``, ``.parts``,
+        ``.dtype`` and ``.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -112,7 +112,7 @@ class PairEncoder(Encoder):
         """Process the next differences of a fit pass."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows."""
+        """Return each part's bytes for ``rows``."""
         return self.encode_differences(Differences.from_rows(rows), len(rows), start)
 
     def encode_pair(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:

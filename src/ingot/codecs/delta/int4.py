@@ -304,7 +304,9 @@ class DeltaInt4(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``, ``.size``, ``.layout``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``,
+        ``.size``, ``.layout``.
+        """
         layout = Int4DeltaLayout.from_tensor(tensor).layout
         counts = check_parts(tensor, PARTS)
         apart = counts["outlier_idx"]

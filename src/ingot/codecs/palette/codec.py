@@ -121,7 +121,8 @@ class PaletteCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``palette.params``, ``.vector-size``, ``.groups``, ``.parts``, ``.dtype``, ``.size``.
+        """Check parameters, parts and shape of ``tensor``; rules ``palette.params``, ``.vector-size``, ``.groups``,
+        ``.parts``, ``.dtype``, ``.size``.
 
         Readers check ``palette.padding``, ``palette.scale`` and ``palette.overflow``.
         """

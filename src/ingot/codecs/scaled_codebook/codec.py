@@ -51,7 +51,9 @@ class ScaledCodebookCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``scaled_codebook.params``, ``.group``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``scaled_codebook.params``, ``.group``, ``.parts``,
+        ``.dtype`` and ``.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -182,7 +182,9 @@ class AstcCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``astc.params``, ``astc.parts``, ``astc.dtype``, ``astc.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``astc.params``, ``astc.parts``, ``astc.dtype``,
+        ``astc.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -36,7 +36,9 @@ class TrellisCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``trellis.params``, ``.group``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``trellis.params``, ``.group``, ``.parts``, ``.dtype``
+        and ``.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -218,7 +218,9 @@ class LowRankCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``low_rank.params``, ``low_rank.part-missing``, ``low_rank.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``low_rank.params``, ``low_rank.part-missing``,
+        ``low_rank.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

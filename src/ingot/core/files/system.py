@@ -254,7 +254,7 @@ def peak_resident() -> int:
 
 
 def occupied(state: os.stat_result) -> int:
-    """Return the bytes that a file occupies on disk; its size if the system does not count blocks."""
+    """Return the number of bytes that a file occupies on disk; its size if the system does not count blocks."""
     blocks = getattr(state, "st_blocks", None)
     return state.st_size if blocks is None else min(state.st_size, int(blocks) * 512)
 

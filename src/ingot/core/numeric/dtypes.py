@@ -86,7 +86,9 @@ class DType:
         return self.category == "f"
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of ``count`` elements; sub-byte types are packed, with padding in the last byte."""
+        """Return the number of bytes of ``count`` elements; sub-byte types are packed, with padding in the last
+        byte.
+        """
         return (count * self.bits + 7) // 8
 
 

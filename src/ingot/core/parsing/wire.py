@@ -251,7 +251,7 @@ Segment = bytes | Range | Hole
 
 
 def length(segments: Iterable[Segment]) -> int:
-    """Return the total bytes of segments."""
+    """Return the total number of bytes of segments."""
     return sum(_length(segment) for segment in segments)
 
 

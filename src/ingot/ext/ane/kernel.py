@@ -47,7 +47,7 @@ class KernelReport(Reportable):
     nbytes: Bytes
 
     def report(self) -> Report:
-        """Return all figures."""
+        """Return a report with all figures."""
         figures = [
             *figures_of(self),
             Figure("outcome", self.decision.outcome, data=False),

@@ -43,7 +43,7 @@ class PackedCache(DynamicCache):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all layers."""
+        """The number of bytes of all layers."""
         return sum(_nbytes(layer) for layer in self.layers)
 
     def use(self) -> KvUse:

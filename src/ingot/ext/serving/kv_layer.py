@@ -288,7 +288,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the stored keys and values."""
+        """The number of bytes of the stored keys and values."""
         if not self.is_initialized:
             return 0
         dense = [self.keys, self.values, *([] if self.positions is None else [self.positions])]
@@ -296,7 +296,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
 
     @property
     def full_nbytes(self) -> int:
-        """The bytes of the same tokens in an unpacked cache."""
+        """The number of bytes of the same tokens in an unpacked cache."""
         if not self.is_initialized:
             return 0
         tokens = self.seen if self.sliding is None else min(self.seen, self.sliding - 1)

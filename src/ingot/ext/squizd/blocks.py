@@ -87,7 +87,7 @@ class Block:
 
     @property
     def length(self) -> int | None:
-        """Number of bytes from the magic to the end of the last part; None if not all lengths are known."""
+        """The number of bytes from the magic to the end of the last part; None if not all lengths are known."""
         last = self.parts[-1]
         return None if last.start is None or last.length is None else last.start + last.length
 

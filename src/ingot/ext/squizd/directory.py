@@ -270,7 +270,7 @@ def build(directory: Directory, entries: EncodedEntries, digest: str | None = No
 
 
 def size_of(segments: Iterable[Buffer]) -> int:
-    """Return the total bytes of segments."""
+    """Return the total number of bytes of segments."""
     return sum(memoryview(segment).nbytes for segment in segments)
 
 

@@ -40,7 +40,7 @@ from ingot.model.spec import TensorSpec
 
 
 def file_size(artifact: Artifact, options: WriteOptions) -> int:
-    """Return the bytes of the file; unknown lengths count as their maximum."""
+    """Return the number of bytes of the file; unknown lengths count as their maximum."""
     layers, count = layers_of([spec.name for spec in artifact.tensors])
     placement = place_tensors(artifact.tensors, layers, count)
     digest = options.digest

@@ -130,7 +130,7 @@ class Tables:
 
     @property
     def size(self) -> int:
-        """Number of bytes of all tables."""
+        """The number of bytes of all tables."""
         return sum(TABLE_HEADER + count * SCALE_ENTRY for count in self.counts)
 
     def first_at(self, start: int, placed: PlacedTensor) -> int:

@@ -45,12 +45,12 @@ class Stored:
 
     @property
     def count(self) -> int:
-        """Number of stored elements."""
+        """The number of stored elements."""
         return prod(self.dims)
 
     @property
     def part_length(self) -> int:
-        """Number of bytes of the part."""
+        """The number of bytes of the part."""
         if self.spread is None:
             return self.type.nbytes(self.count)
         return prod(self.spread) * DTYPES[self.dtype].bits // 8

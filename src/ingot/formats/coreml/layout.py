@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Number of stored bytes."""
+        """The number of stored bytes."""
         return self.copied[0].length if self.copied else self.stored.type.nbytes(self.stored.count)
 
 

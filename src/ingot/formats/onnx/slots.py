@@ -180,12 +180,12 @@ class DequantizedValues:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the values."""
+        """The number of bytes of the values."""
         return self.type.nbytes(self.codes.count)
 
     @property
     def stored(self) -> int:
-        """Number of bytes of the constants that the values are computed from."""
+        """The number of bytes of the constants that the values are computed from."""
         constants = (self.codes, self.scales, self.zero, self.factor)
         return sum(constant.nbytes for constant in constants if constant is not None)
 
@@ -258,7 +258,7 @@ class Slot:
 
     @property
     def length(self) -> int:
-        """Number of bytes of the part."""
+        """The number of bytes of the part."""
         if self.values is not None:
             return self.values.nbytes
         return self.constant.nbytes if self.conversion is None else self.conversion.part_bytes

@@ -71,12 +71,12 @@ class Constant:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.dims)
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the elements."""
+        """The number of bytes of the elements."""
         return self.type.nbytes(self.count)
 
     def part(self, model: ByteSource, files: Mapping[str, ByteSource], dtype: str = "", logical: str = "") -> Part:

@@ -114,7 +114,7 @@ class Fp8Format(WritablePackedFolderFormat):
         return self if scheme == "fp8" else super().for_activations(scheme)
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers.
+        """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``fp8.config``, ``fp8.parts``, ``fp8.dtype``, ``fp8.shape``.
         """

@@ -112,7 +112,7 @@ class GptqFormat(ColumnPackedFormat):
         return layers
 
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield one layer per stem.
+        """Yield the packed layer of each name in ``stems``.
 
         If ``dynamic`` has a rule for a layer, the tensors' shapes and ``g_idx`` determine its bits and group size.
 

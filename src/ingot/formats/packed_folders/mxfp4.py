@@ -52,7 +52,7 @@ class Mxfp4Format(WritablePackedFolderFormat):
         return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers.
+        """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``mxfp4.parts``, ``mxfp4.dtype``, ``mxfp4.shape``.
         """

@@ -63,7 +63,7 @@ class QuantoFormat(PackedFolderFormat):
         return {**config, HUGGING_FACE: {"quant_method": "quanto"}} if store.exists(MAP) else config
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers.
+        """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``quanto.parts``, ``quanto.dtype``, ``quanto.shape``; ``UnsupportedError``
         ``quanto.type``: codes of less than a byte of a matrix of unknown shape, or with integer zero points.

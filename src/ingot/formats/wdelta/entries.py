@@ -47,7 +47,7 @@ class Entry(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property

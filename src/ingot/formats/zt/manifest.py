@@ -72,7 +72,7 @@ class Component(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes after decoding."""
+        """The number of bytes after decoding."""
         return self.length if self.encoding == "raw" else self.uncompressed_length or 0
 
 

@@ -37,7 +37,7 @@ class Blob(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes after decoding."""
+        """The number of bytes after decoding."""
         return self.blob[1] if self.decoded_length is msgspec.UNSET else self.decoded_length
 
 

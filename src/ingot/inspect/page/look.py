@@ -156,7 +156,7 @@ class PageData:
 
     @property
     def nbytes(self) -> int:
-        """The stored bytes of all tensors."""
+        """The number of stored bytes of all tensors."""
         return sum(row.nbytes for row in self.rows)
 
     @property

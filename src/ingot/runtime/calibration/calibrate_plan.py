@@ -179,7 +179,7 @@ def _heads(model: LayerwiseModel) -> int:
 
 
 def _cached(model: LayerwiseModel, windows: int, length: int) -> int:
-    """Return the bytes of keys and values of all layers for ``windows`` sequences of ``length`` tokens."""
+    """Return the number of bytes of keys and values of all layers for ``windows`` sequences of ``length`` tokens."""
     text = model.skeleton.model.config.get_text_config()
     heads = _heads(model)
     key_heads = getattr(text, "num_key_value_heads", None)

@@ -87,7 +87,7 @@ class Header:
 
     @property
     def per_channel(self) -> int:
-        """Number of weights per output channel."""
+        """The number of weights per output channel."""
         return prod(self.shape[1:])
 
     @property
@@ -98,7 +98,7 @@ class Header:
 
     @property
     def scales(self) -> int:
-        """Number of scales per output channel."""
+        """The number of scales per output channel."""
         return -(-self.per_channel // self.block) if self.flags & BLOCKS else 1
 
     def stride(self, section: str) -> int:

@@ -59,7 +59,7 @@ class BuildReport(Reportable):
     requantized: int = 0
 
     def report(self) -> Report:
-        """Return all figures."""
+        """Return a report with all figures."""
         outcome = "built in {seconds}" if self.built else "complete already"
         lines = quality(self.raised, self.gate)
         if self.requantized:
