@@ -57,7 +57,7 @@ class Companions:
 
 
 def find_companions(store: Store, artifact_files: Collection[str] = ()) -> Companions:
-    """Return a model folder's companions.
+    """Return the companions in a model folder, and the entries that are not copied.
 
     Parameters
     ----------

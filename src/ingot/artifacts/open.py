@@ -232,7 +232,9 @@ def open(
 def open_in_store(
     store: Store, name: str, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
-    """Open the checkpoint with the store and name that ``find`` returns; see ``open``."""
+    """Open the checkpoint at ``name`` in ``store``, as ``find`` returns both; options and errors are those of
+    ``open``.
+    """
     return weights_of(
         open_source_in_store(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=io)
     )
@@ -312,7 +314,7 @@ def open_source(
     trust_index: bool = False,
     requested_io: str | None = None,
 ) -> Source:
-    """Open and validate an artifact; see ``open``.
+    """Open and validate an artifact; return it without decoders. Options and errors are those of ``open``.
 
     With ``trust_index``, weight files that a folder's index does not list are ignored.
     """
@@ -332,7 +334,10 @@ def open_source_in_store(
     max_decompressed: int | str | None = None,
     requested_io: str | None = None,
 ) -> Source:
-    """Open and validate a file or folder of a store; see ``open`` and ``Source``."""
+    """Open and validate the file ``name`` of ``store``, or the folder if ``name`` is empty.
+
+    Options and errors are those of ``open``.
+    """
     listed = CachedStore(store)
     location = store.location_of(name)
     try:
@@ -386,7 +391,7 @@ def _located(error: IngotError, location: str) -> IngotError:
 def open_delta(
     location: Location, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Source:
-    """Open a delta or a patch; see ``open``.
+    """Open and validate a delta or a patch; options and errors are those of ``open``.
 
     A safetensors file that consists of pairs of positions and values is opened as a sparse patch here. ``open_source``
     opens it as ordinary tensors.

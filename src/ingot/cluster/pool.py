@@ -61,11 +61,11 @@ class ProcessWorker:
         return self._process.pid
 
     def send(self, line: bytes) -> None:
-        """Send a request from a thread, because a suspended worker does not read; see ``Worker.send``."""
+        """Write a request to the worker's input by a thread, because a suspended worker does not read."""
         threading.Thread(target=self._write, args=(line + b"\n",), name="ingot-request", daemon=True).start()
 
     def poll(self, seconds: float) -> bytes | None:
-        """Return the next answer; see ``Worker.poll``."""
+        """Return the worker's next answer; None after a heartbeat, or without an answer within ``seconds``."""
         try:
             line = self._lines.get(timeout=seconds)
         except Empty:
@@ -76,7 +76,7 @@ class ProcessWorker:
         return line or None
 
     def kill(self) -> None:
-        """Kill the process; see ``Worker.kill``.
+        """End the worker process at once.
 
         If the process is in a file system call that hangs, the process ends only when the call returns.
         """
@@ -270,11 +270,11 @@ class WorkerPool:
 
     @property
     def slots(self) -> int:
-        """The number of tasks that can run at the same time; see ``Pool.slots``."""
+        """The number of tasks that the pool's workers can run at the same time."""
         raise NotImplementedError
 
     def submit(self, task_type: str, body: Any, check: Callable[[Any], None] | None = None) -> Future[Any]:
-        """Queue a task; see ``Pool.submit``."""
+        """Queue a task for the next free worker; return a future for its result."""
         try:
             task_id = next(self._ids)
             result_type = TASK_TYPES.get_or_refuse(task_type).result
@@ -298,7 +298,7 @@ class WorkerPool:
         return job.future
 
     def close(self) -> None:
-        """Cancel waiting tasks and kill all workers; see ``Pool.close``."""
+        """Cancel waiting tasks, kill all workers, and wait until they have ended."""
         with self._changed:
             self._closed = True
             jobs = list(self._jobs)
@@ -468,7 +468,7 @@ class Processes(WorkerPool):
 
     @property
     def slots(self) -> int:
-        """The number of processes; see ``Pool.slots``."""
+        """The number of worker processes, each of which runs one task at a time."""
         return self._slots
 
     @property

@@ -42,7 +42,7 @@ class OpenJob(Generic[Job, Opened]):
         return self._last[1]
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the last job."""
         self._last = None
         self._stack.close()
 
@@ -87,7 +87,7 @@ class PrefixedTarget:
         self._prefix = prefix
 
     def create(self, name: str) -> bytesource.Sink:
-        """Open a file for writing."""
+        """Open the file ``name``, with the prefix before it, for writing."""
         return self._target.create(self._prefix + name)
 
 
@@ -108,13 +108,13 @@ class PartsFile:
         return self._sink is None
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start a tensor."""
+        """Start a tensor; its parts may follow in any order."""
         self._offset = self._end
         self._runs = []
         self._crc = checksums.hasher("crc32c")
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append bytes of a part."""
+        """Append the next bytes of the part ``role``."""
         if self._sink is None:
             self._sink = self._target.create(self.name)
         view = memoryview(data).cast("B")
@@ -129,7 +129,7 @@ class PartsFile:
         return {"file": self.name, "offset": self._offset, "runs": self._runs, "crc": self._crc.text()}
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, if it was created."""
         if self._sink is not None:
             self._sink.close()
 

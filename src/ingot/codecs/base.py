@@ -144,7 +144,7 @@ class Rows(ABC):
 
 
 class AddingReader(Rows):
-    """A reader that adds while it decodes, in one pass."""
+    """A reader that can add its values to a base while it decodes them, in one pass."""
 
     @abstractmethod
     def add_into(self, base: Array, out: Array) -> None:

@@ -44,7 +44,7 @@ class Applied:
         return sum(undo.nbytes for undo in (self.undo or {}).values())
 
     def revert(self) -> None:
-        """Restore the previous values of the state dict; see ``ingot.revert``."""
+        """Restore the values that the state dict had before the delta, as ``ingot.revert`` does."""
         revert(self.state, self)
 
     def close(self) -> None:

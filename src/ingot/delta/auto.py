@@ -160,7 +160,7 @@ def choose_storages(
 
 
 def measure_pair(pair: TensorPair) -> Measured:
-    """Measure the rows that a pair shares; see ``measure``."""
+    """Return the measurement (``measure``) of the rows that both tensors of ``pair`` have."""
     return measure(*pair.shared())
 
 
@@ -290,7 +290,7 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
 
 
 def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
-    """Yield the difference's rows in chunks."""
+    """Yield ``tuned - base`` in chunks of rows, float32."""
     matrix = tuned.matrix_shape
     step = max(1, _CHUNK // max(matrix[1], 1))
     for old, new in zip(chunks(base, matrix, step), chunks(tuned, matrix, step), strict=True):

@@ -37,7 +37,7 @@ class TensorPair:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Both tensors, which must exist."""
+        """The base's tensor and the fine-tune's tensor, which must both exist."""
         assert self.base is not None
         assert self.tuned is not None
         return self.base, self.tuned
@@ -131,7 +131,7 @@ class LocalExecutor:
     def map(
         self, function: Callable[..., R], names: Sequence[str], arguments: Sequence[tuple[Any, ...]] = ()
     ) -> Iterator[R]:
-        """Call the function for each name; see ``PairExecutor.map``."""
+        """Yield ``function(pair, *arguments[i])`` for each name in order, computed by threads of this process."""
         calls = zip(names, arguments or [()] * len(names), strict=True)
         return ordered(lambda call: function(self._pairs[call[0]], *call[1]), calls, self._workers)
 

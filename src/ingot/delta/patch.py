@@ -93,7 +93,7 @@ def patch(options: PatchOptions) -> PatchReport:
 
 
 def _destination(out: Location, format: str | None, base: Source) -> Destination:
-    """Return the destination.
+    """Return the destination of a patch's result.
 
     A folder without a stated format gets the base's format, or ``safetensors`` if the base has packed layers.
     """

@@ -141,9 +141,9 @@ class Proof(Observer):
         return None
 
     def explain(self, error: CodecError) -> None:
-        """Check whether a delta could not be applied because the base is a different one.
+        """Raise ``IntegrityError`` ``delta.base`` if ``error``, of applying a delta, is due to a wrong base.
 
-        Raises ``IntegrityError`` ``delta.base`` in this case.
+        The base is hashed to find out. If the base is right, the function returns.
         """
         for stage in sorted({*self._contents, *self._parents} - {len(self._links)}):
             expected = self._contents.get(stage) or self._parents[stage]

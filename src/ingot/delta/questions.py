@@ -100,7 +100,10 @@ class ClusterExecutor:
     def map(
         self, function: Callable[..., R], names: Sequence[str], arguments: Sequence[tuple[Any, ...]] = ()
     ) -> list[R]:
-        """Call a function of ``pair_question``; see ``PairExecutor.map``. Raises the errors of ``ask``."""
+        """Return ``function(pair, *arguments[i])`` for each name, computed by the pool's workers.
+
+        The function must be supported by ``pair_question``. Raises the errors of ``ask``.
+        """
         calls = zip(names, arguments or [()] * len(names), strict=True)
         queries = [Query(self._indices[name], name, self._pairs[name].nbytes, values) for name, values in calls]
         self._progress.total += sum(item.nbytes for item in queries)

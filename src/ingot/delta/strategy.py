@@ -141,14 +141,14 @@ _INTEGERS = 3e-6
 
 @dataclass(frozen=True, slots=True)
 class RoundingEstimate:
-    """The matrices that will be rounded with statistics, their weights, and the approximate seconds."""
+    """An estimate of the time for rounding matrices: how many there are, their weights, and the seconds."""
 
     matrices: int
     weights: int
     seconds: float
 
     def describe(self) -> str:
-        """Return the estimate as text."""
+        """Return the estimate as one sentence."""
         hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
         duration = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
         return (

@@ -146,7 +146,7 @@ class TensorUndo:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the logs."""
+        """The number of bytes of the tensor's logs."""
         return sum(log.nbytes for log in self.logs)
 
     def change(self, rows: Array, reader: RowReader) -> None:

@@ -93,7 +93,7 @@ class ChunkPlan:
 
     @property
     def end(self) -> int:
-        """The row after the last one."""
+        """The row after the last row of these chunks."""
         return self.rows if self.last is None else self.last
 
 

@@ -69,7 +69,7 @@ class Formats(Instances[Format]):
         yield from self._with_sign(names, b"")
 
     def of_plugins(self) -> Iterator[Format]:
-        """Yield the formats of plugins."""
+        """Yield the formats that plugins registered."""
         yield from (format for _, format in self.available_plugins())
 
     def endings(self) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def formats() -> list[FormatInfo]:
 
 
 def codecs() -> list[CodecInfo]:
-    """Return every codec."""
+    """Return a description of every codec, plugins included."""
     return [
         CodecInfo(
             name,
@@ -166,7 +166,7 @@ _MATRICES = (
 
 
 def recipes() -> list[RecipeInfo]:
-    """Return every preset."""
+    """Return a description of every preset."""
     return [_recipe_info(load_recipe(name)) for name in ALL_PRESETS]
 
 

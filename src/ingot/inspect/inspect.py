@@ -107,7 +107,7 @@ def inspect(path: AnyPath) -> Inspection:
 
 
 def inspect_found(store: Store, name: str) -> Inspection:
-    """Open and describe a file or folder of a store; see ``inspect``."""
+    """Open and describe the file ``name`` of a store, or the folder if ``name`` is empty, as ``inspect`` does."""
     source = open_source_in_store(store, name)
     try:
         checkpoint = source.view()

@@ -44,7 +44,7 @@ class StorageForm:
 
     @property
     def file(self) -> str:
-        """The file name."""
+        """The name of the variant's file in ``objects/``."""
         return f"{FOLDER}/{self.id}{f'-{self.base}' if self.base else ''}.zt"
 
 

@@ -30,7 +30,7 @@ _SMALL = 1 << 16
 
 
 class OpenLibrary:
-    """An opened library.
+    """A library at a location that was opened for use, and if requested created.
 
     Raises ``UsageError`` ``library.none`` if the folder is no library, and the errors of ``Location.share``.
 

@@ -54,7 +54,7 @@ class CheckpointSource:
         return None
 
     def close(self) -> None:
-        """Release files and mappings."""
+        """Close the files and release their mappings."""
 
 
 class Attributes(TypedDict, total=False):

@@ -142,7 +142,7 @@ class OpenFiles:
         return handle
 
     def drop(self, key: int) -> None:
-        """Remove a source's handle."""
+        """Remove the handle of the source ``key``; it is closed when no other reference exists."""
         with self._lock:
             removed = self._handles.pop(key, None)
         del removed

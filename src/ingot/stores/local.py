@@ -322,7 +322,7 @@ class LocalTarget:
             raise write_error(error, str(self._folder)) from error
 
     def flush(self, names: Iterable[str]) -> None:
-        """Flush these files to disk."""
+        """Flush the files ``names`` to disk."""
         for name in names:
             try:
                 system.flush(self._folder / file_name(name, str(self._folder)))

@@ -93,7 +93,7 @@ class Shared(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the sources."""
+        """Close the files of the plan's sources."""
         ...
 
 
@@ -303,7 +303,7 @@ class _OpenedJob:
         return writer
 
     def close(self) -> None:
-        """Close all files."""
+        """Close the plan's sources and the writer."""
         self._abort_writer()
         self.plan.close()
 
@@ -335,7 +335,7 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         self._open = OpenJob[Job, _OpenedJob](lambda job: closing(_OpenedJob(open_plan, job)))
 
     def close(self) -> None:
-        """Close the plan."""
+        """Close the plan that the last task left open."""
         self._open.close()
 
     def opened(self, job: Job) -> _OpenedJob:

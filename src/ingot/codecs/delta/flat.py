@@ -73,7 +73,7 @@ class Differences(NamedTuple):
         return Differences(self.tuned[start:stop], None if self.base is None else self.base[start:stop], self.dtype)
 
     def array(self) -> Array:
-        """Return the computed differences."""
+        """Return the differences as a flat float32 array, computed now."""
         if self.base is None:
             return self.tuned
         out = scratch(self.tuned.shape, np.float32)

@@ -61,7 +61,7 @@ class AstcEncoder(Encoder):
         library()
 
     def fit_pass(self, rows: Array) -> None:
-        """Update the largest magnitude.
+        """Add ``rows`` to the largest magnitude, which becomes the texture's scale.
 
         Raises
         ------

@@ -166,7 +166,7 @@ class LowRankEncoder(Encoder):
         return self._reach
 
     def fit_pass(self, rows: Array) -> None:
-        """Find the factors.
+        """Find the factors of the matrix ``rows``, which must be complete.
 
         Raises ``CodecError``: ``low_rank.non-finite``, ``low_rank.whole``, ``low_rank.overflow`` (the factors' type
         cannot hold a factor, or the tensor's type a product).

@@ -129,7 +129,7 @@ class CorrectedEncoder(Encoder):
         self._inner.forget()
 
     def fit_pass(self, rows: Array) -> None:
-        """Encode, and factor the residual.
+        """Encode ``rows`` by the inner encoder, and find the factors of its error.
 
         Raises ``CodecError``: ``with_low_rank.non-finite``, ``with_low_rank.factor-overflow``, and the errors of the
         inner encoder.

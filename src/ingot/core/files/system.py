@@ -165,7 +165,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a folder."""
+    """Rename the folder ``source`` to ``target``."""
     _patiently(lambda: source.rename(target))
 
 

@@ -48,7 +48,7 @@ def require_inside(offset: int, length: int, size: int, location: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type.
+    """An element type, with its names in containers and frameworks.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def parse_size(text: str | int) -> int:
-    """Return a number of bytes.
+    """Return the number of bytes that ``text`` states, such as ``1.5GiB``.
 
     ``GiB`` is 2**30, ``GB`` 10**9, and a bare ``G`` 2**30 as in GNU coreutils ("Block size"); no unit means bytes.
 

@@ -157,7 +157,7 @@ class Plan(Reportable):
 
     @property
     def sums(self) -> Sequence[ChipSum]:
-        """A line per chip."""
+        """The totals of each chip, in the order of the chips."""
         return [
             ChipSum(
                 item.chip,

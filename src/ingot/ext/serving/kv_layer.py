@@ -260,7 +260,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         self._select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each sequence."""
+        """Repeat each sequence ``repeats`` times."""
         if self.is_initialized:
             self._select(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
 
@@ -284,7 +284,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         """Do nothing: the cache is on the CPU."""
 
     def prefetch(self) -> None:
-        """Do nothing, as ``offload``."""
+        """Do nothing: the cache is on the CPU."""
 
     @property
     def nbytes(self) -> int:

@@ -46,7 +46,7 @@ class DenseBlocks:
     ends: Array
 
     def other_names(self) -> list[str]:
-        """Return the names of the directory's tensors that are not among these."""
+        """Return the names of the directory's tensors that have no standard dense block."""
         is_other = np.ones(len(self.entries), bool)
         is_other[self.rows] = False
         names = [*self.entries]

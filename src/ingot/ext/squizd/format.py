@@ -130,7 +130,7 @@ class SquizdFormat(SingleFile):
         )
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the order by layer; see ``placement.order``."""
+        """Return the order of tensors by layer, in which the file stores them."""
         return order(specs)
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:

@@ -32,7 +32,7 @@ _ORDERS: tuple[Order, ...] = ("little", "big")
 
 @dataclass(frozen=True, slots=True)
 class LayerMasks:
-    """A layer with masks.
+    """The masks of a layer, in a file without a directory, and the matrices to which they may belong.
 
     ``networks`` are the matrices of a possible feed-forward network for each width: pairs of index and axis, see
     ``networks_of``. ``shapes`` are examples of the layer's matrices, ``data`` the bytes of the masks at ``offset``.

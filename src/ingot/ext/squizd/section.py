@@ -203,7 +203,7 @@ class TensorWriter:
         return bytes(self._roles["mask"].buffered) if "mask" in self._roles else b""
 
     def close(self) -> None:
-        """Delete temporary files."""
+        """Delete the temporary files of buffered parts."""
         for sink in self._roles.values():
             if sink.spool is not None:
                 sink.spool.close()
@@ -287,7 +287,7 @@ class Section:
         return end
 
     def abandon(self) -> None:
-        """Discard an open tensor."""
+        """Discard the tensor that is being written, if there is one."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -89,7 +89,9 @@ class SquizdWriter(FormatWriter):
         self._order.restored(record["name"])
 
     def finish(self) -> list[str]:
-        """Write everything that depends on the complete file, and close it."""
+        """Write the scale tables, appendices, directory, header and layer index, and close the file; return its
+        name.
+        """
         self._order.finish()
         tail = self._section.finish()
         directory, end, draft = self._finish_appendices(tail)

@@ -72,11 +72,11 @@ class Builder:
         return self._const(name, encode_immediate(type, array.shape, data), encode_type(type, array.shape))
 
     def text(self, name: str, text: str) -> str:
-        """Add a string."""
+        """Add a string constant to the program; return its name."""
         return self._const(name, encode_text(text), bytes_field(1, number_field(1, 2)))
 
     def flag(self, name: str, value: bool) -> str:
-        """Add a bool."""
+        """Add a bool constant to the program; return its name."""
         return self._const(name, encode_flag(value), encode_type(BOOL, ()))
 
     def add(
@@ -161,7 +161,7 @@ def _manifest() -> bytes:
 
 
 def _description(inputs: Sequence[Feature], outputs: Sequence[Feature]) -> bytes:
-    """Return the ModelDescription."""
+    """Return the encoded ModelDescription for the model's inputs and outputs."""
 
     def feature(item: Feature) -> bytes:
         sizes = bytes_field(1, b"".join(varint(size) for size in item.shape))
@@ -199,7 +199,7 @@ class _Blank:
         return False
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no file."""
 
 
 _: type[ByteSource] = _Blank

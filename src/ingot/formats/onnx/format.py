@@ -24,7 +24,7 @@ _EXPORTED = re.compile(r"onnx::|val_[0-9]+$")
 
 
 class OnnxFormat(BySuffix):
-    """ONNX models; see spec/onnx.md.
+    """The format of ONNX models; see spec/onnx.md.
 
     Parameters
     ----------

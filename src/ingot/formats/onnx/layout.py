@@ -58,7 +58,7 @@ _BIAS = 5
 
 @dataclass(slots=True)
 class Entry:
-    """A constant to be written.
+    """A constant of the model to be written, and its location there.
 
     ``name`` is the constant's name in the graph. ``existing`` is set for an unchanged constant, ``new`` for a new one.
     ``external`` is the constant's location in a separate file, and ``offset`` its offset in the model file. Both are

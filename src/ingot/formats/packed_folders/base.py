@@ -311,7 +311,7 @@ class PackedFolderFormat(SafetensorsFormat):
         return files_size(self.file_name("model"), artifact, options, fitted) + len(fitted.config_of(artifact))
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> PackedFolderWriter:
-        """Return a writer.
+        """Return a writer of the folder's safetensors files and its ``config.json``.
 
         Raises ``UnsupportedError`` for tensors that ``why_unsupported`` rejects and for metadata that is not text.
         """

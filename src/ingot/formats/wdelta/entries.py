@@ -42,7 +42,7 @@ class Entry(msgspec.Struct):
 
     @property
     def codec(self) -> str:
-        """Codec id of the strategy."""
+        """The id of the codec that decodes the entry's strategy."""
         return STRATEGIES[self.strategy].codec
 
     @property
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct):
         return name if isinstance(name, str) else field
 
     def params(self) -> dict[str, Any]:
-        """Return the codec's parameters."""
+        """Return the tensor's parameters for its codec."""
         if self.strategy == "sparse":
             return {} if self.sparsity is None else {"sparsity": self.sparsity}
         if self.strategy == "quantized":

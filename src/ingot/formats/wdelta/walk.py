@@ -37,7 +37,7 @@ class _Head:
         self.position = 0
 
     def number(self, code: str) -> int:
-        """Return the next little-endian number."""
+        """Return the next little-endian number of the type ``code`` (of the module ``struct``)."""
         number_struct = _NUMBERS[code]
         value: int = number_struct.unpack(self._bytes(number_struct.size))[0]
         return value

@@ -88,7 +88,7 @@ class Object(msgspec.Struct, frozen=True, gc=False):
 
 @preload
 class Manifest(msgspec.Struct, frozen=True, gc=False):
-    """The root of the manifest.
+    """The root map of a decoded manifest.
 
     ``ingot_digest`` is an extension of Ingot: the digest of the manifest (``core.parsing.manifest_digest``).
     """

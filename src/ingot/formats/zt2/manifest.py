@@ -61,7 +61,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
 
 @preload
 class Manifest(msgspec.Struct, frozen=True, gc=False):
-    """The root of the manifest."""
+    """The root map of a decoded manifest."""
 
     objects: Mapping[str, Object]
     attributes: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET

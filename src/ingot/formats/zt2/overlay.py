@@ -101,7 +101,7 @@ class OpenBase:
         return Shard(source.size, digest_of_range(source, 0, source.size, self._base.algorithm))
 
     def close(self) -> None:
-        """Close all open files."""
+        """Close all files of the base that were opened."""
         for source in self._sources.values():
             source.close()
         self._sources.clear()

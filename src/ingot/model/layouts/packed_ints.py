@@ -148,7 +148,7 @@ class PackedIntLayout:
 
     @property
     def packing_form(self) -> PackingForm:
-        """The details of the packing."""
+        """The properties of ``packing``, from ``PACKING_FORMS``."""
         return PACKING_FORMS[self.packing]
 
     @property

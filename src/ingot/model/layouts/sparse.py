@@ -151,7 +151,7 @@ class MaskLayout:
         return -matrix_shape(shape)[1] % WORD if self.aligned else 0
 
     def mask_length(self, shape: Shape) -> int:
-        """Return the number of bytes of the mask."""
+        """Return the number of bytes of the part ``mask`` for a tensor of ``shape``."""
         rows, cols = matrix_shape(shape)
         return -(-rows * (cols + self.padding(shape)) // 8)
 

@@ -29,7 +29,7 @@ LOGITS = 1 << 24
 
 @dataclass(slots=True)
 class Passes:
-    """All passes of one calibration.
+    """The passes of one calibration over all windows, which sum the moments of all matrices.
 
     Parameters
     ----------

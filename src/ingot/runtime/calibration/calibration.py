@@ -38,7 +38,7 @@ class CalibratePlan:
     reads: int
 
     def describe(self) -> str:
-        """Return the estimates as text."""
+        """Return the estimates as text for a report."""
         hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
         long = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
         memory, disk, size = (format_size(count) for count in (self.memory, self.disk, self.size))

@@ -60,7 +60,7 @@ class Moment:
 
     @property
     def diagonal(self) -> Array:
-        """The diagonal: f64 [size]."""
+        """The diagonal of the summed moment: f64 [size]."""
         return self._sum.diagonal().astype(np.float64)
 
     def mean(self, count: float) -> Array:
@@ -91,7 +91,7 @@ class Inputs:
         self.count = 0
 
     def add(self, inputs: Any) -> None:
-        """Add inputs: f32 [tokens, cols]."""
+        """Add the inputs of a batch of tokens, f32 [tokens, cols], to the sums."""
         if not len(inputs):
             return
         for batch in inputs.split(_TOKENS):

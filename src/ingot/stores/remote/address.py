@@ -19,7 +19,7 @@ _PORT = re.compile(r"[^\s/?#@\\]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One parsed address.
+    """A parsed remote address: scheme, host and path, and secrets of the user.
 
     ``host`` includes the port, or is the name of a bucket. ``path`` is decoded and has no slashes at its ends;
     ``folder`` is set if the address ended in a slash. ``user`` and ``query`` are secret.

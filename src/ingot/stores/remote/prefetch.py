@@ -67,7 +67,7 @@ class _Window:
         return length
 
     def clear(self) -> None:
-        """Remove all ranges."""
+        """Forget the lengths of all ranges of the window."""
         self.lengths = {}
         self.nbytes = 0
 
@@ -226,7 +226,7 @@ class _Queue:
         self._pool: Workers | None = None
 
     def add(self, windows: Iterable[_Window]) -> None:
-        """Append windows."""
+        """Append ``windows``, which are read after the windows that wait already."""
         with self._lock:
             if not self._waiting:
                 self._max_bytes = min(MAX_AHEAD, available_ram() // 8)

@@ -76,7 +76,7 @@ class RemoteSource(StampedSource, RangedSource):
         self._ahead = Prefetcher(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read ranges that the caller is going to request; see ``RangedSource.expect``."""
+        """Begin to read ``ranges``, which the caller is going to request once each."""
         self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:

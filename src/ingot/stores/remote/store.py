@@ -95,7 +95,7 @@ class RemoteStore(Store):
 
 
 class ObjectStore(RemoteStore):
-    """A folder of a bucket."""
+    """A folder of a bucket, whose objects are listed by prefix."""
 
     def __init__(self, address: Address, client: Client, scheme: RemoteScheme) -> None:
         super().__init__(address, client, scheme)

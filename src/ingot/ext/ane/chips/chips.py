@@ -69,7 +69,7 @@ class Chip:
         return self.cells[key]
 
     def value(self, key: str) -> Any:
-        """Return a cell's value.
+        """Return the value of the cell ``key``.
 
         Raises
         ------

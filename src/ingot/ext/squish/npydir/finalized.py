@@ -140,7 +140,7 @@ class NpyFormat(Format):
         return sum(len(npy.encode(spec.dtype, spec.shape)) + spec.parts[0].at_most for spec in artifact.tensors)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpyWriter:
-        """Return a writer.
+        """Return a writer of one ``.npy`` file per tensor.
 
         Raises ``UnsupportedError`` ``npydir.carry`` for a tensor that the format cannot store.
         """

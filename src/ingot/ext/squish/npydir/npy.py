@@ -87,7 +87,7 @@ def header_span(head: bytes, location: str) -> int:
 
 
 def parse(head: bytes, location: str) -> NpyHeader:
-    """Return the checked header.
+    """Return the element type, the shape and the offset of values that a file's header states, after checking it.
 
     ``head`` are the first ``header_span`` bytes of the file: the preamble and the header.
 

@@ -75,7 +75,7 @@ class _Array:
 
 
 class NpydirWriter(FormatWriter):
-    """Writer of a Squish directory."""
+    """Writer of a Squish directory: its arrays, manifest, ``ingot.json`` and sentinels."""
 
     writes_shapes = True
     """Whether the original shape of a quantized tensor is stored in an array."""
@@ -112,7 +112,7 @@ class NpydirWriter(FormatWriter):
             )
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append bytes to a part."""
+        """Append bytes to the array of the part ``role``."""
         self._order.write(role, memoryview(data).nbytes)
         self._open[role].write(data)
 

@@ -51,7 +51,7 @@ _INT8 = ("q", "s")
 
 @dataclass(frozen=True, slots=True)
 class Int4Report(Reportable):
-    """The result of ``add_int4``.
+    """The result of ``add_int4``: the tensors by treatment, and the sizes of both forms.
 
     ``converted`` are the tensors that got a four-bit form now; ``unchanged`` are those that stay at eight bits, because
     no group size divides their columns. ``int8_bytes`` and ``int4_bytes`` are the sizes of the files of the tensors
