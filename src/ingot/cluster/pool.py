@@ -473,7 +473,7 @@ class Processes(WorkerPool):
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the running processes."""
+        """The ids of the worker processes that are running."""
         with self._changed:
             return [worker.pid for worker in self._workers if isinstance(worker, ProcessWorker)]
 

@@ -317,8 +317,6 @@ class Codec(Decoder):
 
         Checks positions first, and digests at the end. Called if ``checks_stored`` is set; raises the errors of
         ``reader``.
-
-        Called if ``checks_stored`` is set; raises the errors of ``reader``.
         """
         raise NotImplementedError
 

@@ -436,7 +436,8 @@ class Format(ABC):
 class ReadOnlyFormat(Format):
     """A format that Ingot reads and does not write.
 
-    Subclasses set ``why_read_only``, the sentence that says so and what to write instead, and the rule of the error.
+    Subclasses set ``why_read_only`` and ``read_only_rule``: the message and the rule of the error. The message also
+    names a format to write instead.
     """
 
     why_read_only: str

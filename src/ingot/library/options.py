@@ -1,4 +1,6 @@
-"""Options of the operations on libraries. The command line derives from this module, so it imports nothing heavy."""
+"""Options of the operations on libraries. The command line imports this module at its start, so it imports nothing
+slow.
+"""
 
 from __future__ import annotations
 

@@ -397,7 +397,7 @@ def _reopen(source_type: type[PreadSource], path: str, name: str, stamp: Stamp) 
 
 
 def stamp_of(descriptor: int) -> Stamp:
-    """Return the stamp of an open file."""
+    """Return the stamp (``Stamp``) of the open file ``descriptor``."""
     status = os.fstat(descriptor)
     return Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)
 

@@ -33,7 +33,7 @@ class Change:
     zero_rows: int = 0
 
     def values(self, tensor: Tensor) -> Array:
-        """Return the values of ``tensor`` after the change."""
+        """Return the values of ``tensor`` after this change of values, type and shape."""
         wide = tensor.numpy("f32")
         if self.plus:
             wide = wide + np.float32(self.plus)

@@ -66,7 +66,7 @@ class BlocksCodec(Codec):
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32; blocks are decoded in threads.
+        """Return the values in f32, f16 or bf16, rounded once from f32; several threads decode blocks.
 
         Raises ``CodecError`` ``ggml_blocks.overflow``; ``UnsupportedError`` ``ggml_blocks.dtype``: another type.
         """

@@ -282,8 +282,8 @@ class Addition(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Array, Array, Array | None, bool, str]:
-        """The arguments ``base``, ``out``, ``back``, ``less`` and dtype name, with which the adding kernels' arguments
-        end.
+        """The last arguments of the kernels that add differences: ``base``, ``out``, ``back``, ``less`` and the name of
+        the dtype of ``out``.
         """
         back = None if self.back is None else written(self.back)
         return as_bits(self.base), written(self.out), back, self.less, float_name(self.out)

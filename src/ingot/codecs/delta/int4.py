@@ -78,7 +78,8 @@ def table(scale: Array, zero: Array, location: str | None = None) -> Array:
 class Scale(NamedTuple):
     """The scale and zero point that map values to 4-bit codes.
 
-    ``pair`` are both as the file stores them, ``arguments`` the kernel's numbers. If ``flat`` is set, all codes are 0.
+    ``pair`` are both as the file stores them, ``arguments`` the numbers that the encoding kernel takes. If ``flat`` is
+    set, all codes are 0.
     """
 
     flat: bool

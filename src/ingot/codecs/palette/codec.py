@@ -129,7 +129,7 @@ class PaletteCodec(Codec):
         layout_of(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; large tensors on threads."""
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; threads decode large tensors."""
         params = layout_of(tensor)
         if dtype not in FLOATS:
             raise UnsupportedError(

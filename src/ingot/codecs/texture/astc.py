@@ -188,7 +188,7 @@ class AstcCodec(Codec):
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; bands are decoded in threads."""
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; several threads decode bands."""
         _checked(tensor)
         if dtype not in FLOATS:
             raise UnsupportedError(

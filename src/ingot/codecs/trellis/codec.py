@@ -42,7 +42,7 @@ class TrellisCodec(Codec):
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32; bands are decoded in threads."""
+        """Return the values in f32, f16 or bf16, rounded once from f32; several threads decode bands."""
         layout = _checked(tensor)
         rows, cols = tensor.matrix_shape
         if dtype not in FLOAT_TARGETS or not rows * cols:

@@ -78,7 +78,7 @@ class DType:
 
     @property
     def is_storage(self) -> bool:
-        """Whether this is one of zTensor's 13 storage primitives."""
+        """Whether the type is one of zTensor's 13 storage primitives."""
         return self.storage == self.name
 
     @property

@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """The number of stored bytes."""
+        """The number of bytes that the array takes in a weight file or in the program."""
         return self.copied[0].length if self.copied else self.stored.type.nbytes(self.stored.count)
 
 

@@ -71,7 +71,7 @@ class Operation:
 
     @property
     def constant(self) -> bool:
-        """Return whether this is a ``const``, or an operation that computes a constant."""
+        """Whether the operation is a ``const``, or another operation that computes a constant."""
         return self.type == "const" or self.type.startswith(CONSTEXPR)
 
     @property

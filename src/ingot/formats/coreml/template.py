@@ -58,7 +58,7 @@ class Template(Mapping[str, Part]):
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """The bytes that describe weights, by file."""
+        """The bytes that describe weights, by file: the manifest, the model, and the headers of the weight files."""
         paths = self.weight_paths
         by_path = {path: bytes(self.weights.files[name].headers) for name, path in paths.items()}
         return {MANIFEST: bytes(self[MANIFEST].view()), self.package.model: self.model, **by_path}

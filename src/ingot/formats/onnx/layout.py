@@ -353,7 +353,10 @@ class Layout:
     def _multiplied(
         self, item: Operator, names: list[str], packed: bool, attributes: Sequence[tuple[str, int]]
     ) -> list[bytes]:
-        """Return ``item``, a MatMul or a MatMulNBits of other codes, encoded as MatMulNBits of the codes ``names``."""
+        """Return the encoded MatMulNBits that multiplies by the codes ``names`` in place of ``item``.
+
+        ``item`` is a MatMul or, if ``packed`` is true, a MatMulNBits with other codes.
+        """
         inputs = [item.input(0), *names]
         if packed:
             accuracy = item.integer("accuracy_level", 0)

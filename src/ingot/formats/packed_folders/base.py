@@ -168,8 +168,9 @@ class PackedFolderFormat(SafetensorsFormat):
         return {}
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
-        """Return the entries of ``settings``, the activations of the source, that the written artifact does not
-        declare."""
+        """Return, as texts, those of the source's ``settings`` of activations that the written artifact does not
+        declare.
+        """
         written = self.activations(self.for_artifact(artifact).packing_config(artifact))
         return [f"{key} ({value})" for key, value in settings.items() if written.get(key) != value]
 

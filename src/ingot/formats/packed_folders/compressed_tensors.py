@@ -402,7 +402,7 @@ def _why_rows_unsupported(spec: TensorSpec, layout: AffineLayout) -> str | None:
 
 
 def _groups(quantization: Config) -> Config:
-    """Return the groups of layers; empty if the value is not an object."""
+    """Return the groups of layers under ``config_groups``; empty if that value is missing or not an object."""
     groups = quantization.get("config_groups")
     return groups if isinstance(groups, dict) else {}
 

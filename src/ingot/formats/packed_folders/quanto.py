@@ -77,7 +77,7 @@ class QuantoFormat(PackedFolderFormat):
         return layers
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return ``activations``, if they are quantized."""
+        """Return the setting ``activations`` of the config; empty if activations are not quantized."""
         setting = self.quantization(config).get("activations")
         return {} if setting is None else {"activations": summarize(setting)}
 

@@ -143,7 +143,7 @@ def write_gguf(spec: TensorSpec) -> WrittenForm:
 
 
 def check_mx(location: str, obj: Object) -> None:
-    """Check the elements, and an exponent for each block along an axis."""
+    """Check the parts of a tensor of small floats that share an exponent in blocks along an axis."""
     require_parts(location, obj, {"data", "scales"})
     data = obj.parts["data"]
     scales = obj.parts["scales"]
@@ -283,7 +283,7 @@ def check_profile(location: str, obj: Object) -> None:
 
 
 def stored_form(obj: Object) -> StoredForm:
-    """Return the description of a valid object as a codec of Ingot."""
+    """Return the codec, attributes and parts as which Ingot reads the valid ``obj``."""
     attributes = obj.attributes if isinstance(obj.attributes, dict) else {}
     if obj.layout == DenseLayout.codec:
         return StoredForm(DenseLayout.codec, attributes)

@@ -63,7 +63,7 @@ def is_simple(spec: TensorSpec) -> bool:
 
 
 def is_dense_raw(spec: TensorSpec) -> bool:
-    """Return whether this is a dense tensor of a storage type in one raw part; it is valid if its name is valid."""
+    """Return whether ``spec`` is a dense tensor of a storage type in one raw part; it is valid if its name is valid."""
     return spec.dtype in ITEM_BYTES and is_plain(spec)
 
 

@@ -269,7 +269,9 @@ class BlocksLayout:
 
 
 def stored_shape(matrix: tuple[int, int], axis: int, kept_channels: int | None) -> tuple[int, int]:
-    """Return the shape of a stored matrix: ``kept_channels`` along ``axis``; the full matrix if None."""
+    """Return the shape of a stored matrix: ``kept_channels`` along ``axis``; ``matrix`` if ``kept_channels`` is
+    None.
+    """
     rows, cols = matrix
     if kept_channels is None:
         return rows, cols

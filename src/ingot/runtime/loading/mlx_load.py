@@ -172,7 +172,7 @@ def _local(folder: Store) -> Any:
 
 
 def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
-    """Return the weights of a checkpoint as mlx arrays; those of a safetensors file stay unread."""
+    """Return the weights of a checkpoint as mlx arrays; with ``lazy``, mlx reads those of a safetensors file later."""
     checkpoint = source.checkpoint
     store, name = source.location.find_model()
     path = store.local_path(name) if name else None

@@ -112,7 +112,7 @@ class HubScheme(RemoteScheme):
     """The scheme of addresses ``hf://org/name[@revision][/file]``."""
 
     def store(self, text: str, io: str) -> Store:
-        """Return the model, or a folder of it."""
+        """Return a store over the files of the model at the address ``text``, or over a folder of it."""
         return self._cached(hub_address(text), io, file=False) or self._online(hub_address(text))
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:

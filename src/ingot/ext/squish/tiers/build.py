@@ -59,7 +59,7 @@ class BuildReport(Reportable):
     requantized: int = 0
 
     def report(self) -> Report:
-        """Return a report with all figures."""
+        """Return the report of a build: the tier, its path and size, the seconds, and its quality."""
         outcome = "built in {seconds}" if self.built else "complete already"
         lines = quality(self.raised, self.gate)
         if self.requantized:
