@@ -40,11 +40,11 @@ class Applied:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the undo logs, without tensors that were replaced or removed."""
+        """The number of bytes of the undo logs, without tensors that were replaced or removed."""
         return sum(undo.nbytes for undo in (self.undo or {}).values())
 
     def revert(self) -> None:
-        """Restore the previous values of the state dict; see ``ingot.revert``."""
+        """Restore the values that the state dict had before the delta, as ``ingot.revert`` does."""
         revert(self.state, self)
 
     def close(self) -> None:
@@ -118,7 +118,10 @@ def apply_delta(
 def _applied(
     state: State, delta: Checkpoint, source: Source | None, proofs: tuple[bool, bool | None], undo: bool, workers: int
 ) -> Applied:
-    """Apply an opened delta; ``proofs`` are ``verify_base`` and ``verify``. On failure a given source is closed."""
+    """Apply an opened delta to ``state``; ``proofs`` are the options ``verify_base`` and ``verify``.
+
+    On failure ``source`` is closed, if given.
+    """
     verify_base, verify = proofs
     try:
         with _checking_file(delta):

@@ -91,7 +91,10 @@ class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A tensor of the fine-tune, its chain of patches from the base, and the delta's operation and tensor for it."""
+    """A tensor whose cost is computed: the fine-tune's tensor and its chain of patches from the base.
+
+    ``op`` and ``stored`` are the delta's operation and tensor for it.
+    """
 
     route: PatchChain
     tuned: Tensor
@@ -180,7 +183,9 @@ def _values(route: PatchChain, tuned: Tensor) -> tuple[bool, ErrorStats]:
 
 
 def _pairs(route: PatchChain, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
-    """Yield the computed and the expected values in chunks of full rows, which every codec supports."""
+    """Yield the values after patching and the fine-tune's values, in chunks of full rows, which every codec
+    supports.
+    """
     if route.resized and len(route.shape) < 2:  # one row, of another length in the base
         yield np.concatenate([*route.chunks()]).reshape(1, -1), tuned.numpy().reshape(1, -1)
         return

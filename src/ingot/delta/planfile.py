@@ -45,7 +45,7 @@ class DeltaPlanData(Struct, frozen=True, forbid_unknown_fields=True, rename={"op
 
 
 def source_data(checkpoint: Checkpoint, url: str, io: str, verify: bool, limit: int | str | None) -> SourceData:
-    """Return a plan's entry for a source; ``limit`` is ``max_decompressed``."""
+    """Return a plan's entry for the opened source ``checkpoint``; ``limit`` is ``max_decompressed``."""
     return SourceData(url, io, verify, limit, checkpoint.identity())
 
 

@@ -118,7 +118,10 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
 
 
 class _Magnitudes:
-    """The largest magnitudes of matrices with second scales; matrices that a program merges share the largest."""
+    """The largest magnitudes of matrices that have a second scale.
+
+    Matrices that a program merges share the largest magnitude. Each matrix is read once.
+    """
 
     def __init__(self, checkpoint: Checkpoint, choices: Mapping[str, QuantizerSpec]) -> None:
         self._checkpoint = checkpoint
@@ -136,7 +139,9 @@ class _Magnitudes:
 
 
 class _RoundedCache:
-    """The most recently read rounded matrices: a reader of one part usually reads the other parts next."""
+    """A cache of the rounded matrices that were read last, because a reader of one part usually reads the
+    others next.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -159,7 +164,7 @@ class _CachedParts:
 
 
 class _RoundedTensor:
-    """One tensor and its rounding."""
+    """A tensor to round: its parts are computed when one of them is first read."""
 
     def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache, magnitudes: _Magnitudes) -> None:
         self.tensor = tensor
@@ -183,7 +188,7 @@ class _RoundedTensor:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that rounding needs, including matrices in the cache."""
+        """The number of bytes of memory that rounding needs, including matrices in the cache."""
         shape = self.tensor.shape
         if self.tensor.name in self._saved:
             return sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
@@ -206,7 +211,7 @@ class _RoundedTensor:
         return {role: _bytes(array) for role, array in parts.items()}
 
     def _grid(self) -> Grid:
-        """Return the grid, with the largest magnitude of the matrices that share a second scale."""
+        """Return the grid to which the tensor is rounded; with a second scale, it contains the largest magnitude."""
         grid = self.spec.grid
         return replace(grid, amax=self._magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
 
@@ -230,7 +235,10 @@ def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | No
 
 
 def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> Tensor:
-    """Return a bias plus the mean error of rounding: ``b + (W - Q) m``, where m are the means of the inputs."""
+    """Return a bias whose values, when they are read, are ``b + (W - Q) m``.
+
+    b is the bias ``tensor``, W the matrix of ``work``, Q the rounded matrix, and m the means of the inputs.
+    """
     part = Part(
         tensor.dtype,
         tensor.nbytes,
@@ -241,7 +249,7 @@ def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) ->
 
 
 class _CorrectedBias:
-    """A corrected bias, computed when its bytes are read."""
+    """The values of a corrected bias, computed when its bytes are read; the interface is that of ``_RoundedTensor``."""
 
     def __init__(self, tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> None:
         self.tensor = tensor
@@ -250,7 +258,7 @@ class _CorrectedBias:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the rounding of the matrix and the difference need."""
+        """The number of bytes of memory that the rounding of the matrix and the difference need."""
         return self._work.memory + 8 * self._work.tensor.size
 
     def part(self, role: str) -> memoryview:
@@ -318,7 +326,7 @@ class _PartSource(DerivedSource):
         out.cast("B")[:] = self._work.part(self._role)[offset : offset + out.nbytes]
 
     def computing_bytes(self) -> int:
-        """Return the bytes of memory that rounding needs."""
+        """Return the number of bytes of memory that rounding needs."""
         return self._work.memory
 
     def memory_hint(self) -> str:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def free_disk(folder: Path) -> int | None:
-    """Return the free bytes for this user on the disk of ``folder``; None if the file system does not report them."""
+    """Return the number of free bytes for this user on the disk of ``folder``; None if the file system does not report
+    them.
+    """
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -65,7 +67,7 @@ def require_disk(nbytes: int, folder: Path, location: str) -> None:
 
 
 def occupied(folder: Path) -> int:
-    """Return the bytes that files in ``folder`` occupy on disk."""
+    """Return the number of bytes that files in ``folder`` occupy on disk."""
     return sum(system.occupied(path.lstat()) for path in folder.rglob("*"))
 
 

@@ -88,7 +88,9 @@ def spilled_cache(model: Any, length: int, scratch: Callable[[], BinaryIO]) -> C
 
 
 def _mapped(torch: Any, scratch: Callable[[], BinaryIO], states: Any, length: int) -> Any:
-    """Return an array for ``length`` tokens of these states, f32 [windows, heads, length, width], in a file."""
+    """Return an array in an unnamed file with the shape of ``states`` for ``length`` tokens: f32 [windows, heads,
+    length, width].
+    """
     shape = (*states.shape[:-2], length, states.shape[-1])
     with scratch() as file:
         return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
@@ -251,9 +253,9 @@ class _Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """The model and its input: the tokens of a text, or None if the model reads samples that it generates.
+    """The model that is calibrated, and the tokens of its text.
 
-    ``prefix`` contains the tokens with which each window begins.
+    ``tokens`` is None if the model samples its text itself. ``prefix`` are the tokens with which each window begins.
     """
 
     skeleton: MetaModel

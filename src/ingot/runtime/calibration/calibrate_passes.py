@@ -32,7 +32,7 @@ LOGITS = 1 << 24
 
 @dataclass(slots=True)
 class Passes:
-    """All passes of one calibration.
+    """The passes of one calibration over all windows, which sum the moments of all matrices.
 
     Parameters
     ----------
@@ -199,7 +199,11 @@ class Passes:
         self._finish(f"forward {index}", written, [out], drop)
 
     def _leave(self) -> None:
-        """Run the modules after the layers; with gradients, draw labels and start the backward pass."""
+        """Run the modules after the layers and sum the moments of their matrices; with gradients, begin the backward
+        pass.
+
+        The labels for gradients are drawn here.
+        """
         torch = self.model.torch
         model = self.model
         count = len(self.model.layers)
@@ -222,7 +226,7 @@ class Passes:
         self._finish("leave", written, [] if out is None else [out], [_inputs(count)])
 
     def _ends(self, hidden: Any) -> Any:
-        """Return the gradients at the last layer's output for some windows."""
+        """Return the gradients of some windows at the output of the last layer, ``hidden``."""
         torch = self.model.torch
         model = self.model
         if model.head is None:
@@ -264,7 +268,7 @@ class Passes:
         self._finish(f"backward {index}", written, [out], [_inputs(index), _gradients(index + 1)])
 
     def _begin(self) -> None:
-        """Backpropagate through modules before the layers, if they contain matrices."""
+        """Continue the backward pass through the modules before the layers, if they contain matrices."""
         model = self.model
         written = self._statistics("begin")
         if model.before:
@@ -280,7 +284,7 @@ class Passes:
         return {name: Sums(self.model.torch, item, fisher=self.fisher) for name, item in group.items()}
 
     def _listening(self, matrices: Mapping[int, Any], sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
-        """Return a context that sums moments of a layer's matrices."""
+        """Return a context in which the moments of a layer's matrices are added to ``sums``."""
         if not sums:
             return nullcontext()
         product = None if self.fisher else bf16_product(self.model.torch)

@@ -57,7 +57,7 @@ class MemoryPlan:
 
     @property
     def work(self) -> int:
-        """Units of progress; ``plan_memory`` sets them from the number of layers."""
+        """The total of the progress: tokens times the weight that ``plan_memory`` derives from the number of layers."""
         return self.tokens * self._weight
 
     _weight: int = 1
@@ -177,9 +177,9 @@ def _shortest(call: Callable[[], Any]) -> float:
 
 
 def _active(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> int:
-    """Return the sum of rows + columns over the matrices that a token uses in a layer.
+    """Return the sum of rows + columns over the matrices of a layer that one token uses.
 
-    If ``products`` is set, return the sum of rows * columns.
+    With ``products`` it is the sum of rows * columns.
     """
     dense, routed = model.shapes(layer)
     share = _share(model.skeleton.model.config)
@@ -188,7 +188,7 @@ def _active(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> i
 
 
 def _share(config: Any) -> float:
-    """Return the share of experts that a token uses."""
+    """Return the share of a layer's experts that one token uses, according to ``config``."""
     text = config.get_text_config()
     top, count = (
         next((getattr(text, key) for key in keys if getattr(text, key, None)), 0) for keys in (_TOP, _EXPERTS)
@@ -202,7 +202,7 @@ def _heads(model: LayerwiseModel) -> int:
 
 
 def _cached(model: LayerwiseModel, windows: int, length: int) -> int:
-    """Return the number of bytes of keys and values of all layers."""
+    """Return the number of bytes of keys and values of all layers for ``windows`` sequences of ``length`` tokens."""
     text = model.skeleton.model.config.get_text_config()
     heads = _heads(model)
     key_heads = getattr(text, "num_key_value_heads", None)

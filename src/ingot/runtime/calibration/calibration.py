@@ -51,7 +51,7 @@ class CalibratePlan:
     source: str = ""
 
     def describe(self) -> str:
-        """Return the estimates as text."""
+        """Return the estimates as text for a report."""
         hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
         long = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
         memory, disk, size = (format_size(count) for count in (self.memory, self.disk, self.size))
@@ -126,7 +126,7 @@ class CalibrateReport(Reportable):
     resumed: int = 0
 
     def report(self) -> Report:
-        """Return the figures and notes."""
+        """Return a report with the figures and notes."""
         text = "{matrices} matrices over {tokens} tokens of {source}: {out}, {size}, {seconds} s"
         lines = [Line(text)]
         if self.window_prefix:
