@@ -20,6 +20,7 @@ from ingot.conversion.block_types import type_notes, with_model_rules
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
 from ingot.conversion.for_runtime import checked_plan, for_runtime, require_held, require_loadable
+from ingot.conversion.merging.view import merged_models
 from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
@@ -206,7 +207,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         checkpoint = source.view()
         recipe = with_model_rules(recipe, checkpoint, source.config())
         options = replace(options, recipe=recipe)
-        checkpoint = _with_adapters(source, checkpoint, options)
+        checkpoint = _with_changes(source, checkpoint, options)
         close = checkpoint.close
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
@@ -284,12 +285,17 @@ def _require_packable_for_mlx(
     require_packable(companion_config(checkpoint.companions, RULE), packed, checkpoint.location)
 
 
-def _with_adapters(source: Source, checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoint:
-    """Return the checkpoint with the adapters of the options, in f32 unless a rotation has to be the only such view."""
-    if not options.adapters:
+def _with_changes(source: Source, checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoint:
+    """Return the checkpoint with the adapters or models of the options.
+
+    Changed tensors are f32 unless a rotation has to be the only such view.
+    """
+    if not options.adapters and options.models is None:
         return checkpoint
     refuse_adapter(source)
     rotates = isinstance(options.recipe, Recipe) and options.recipe.rotate is not None
+    if options.models is not None:
+        return merged_models(checkpoint, options.models, exact=not rotates)
     return with_adapters(checkpoint, options.adapters, exact=not rotates)
 
 
