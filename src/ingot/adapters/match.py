@@ -13,7 +13,7 @@ from ingot.adapters.names import expert_of, name_table, stack_experts, to_gguf_c
 from ingot.adapters.record import Adapter, Addition, Change, LowRank, Replacement
 from ingot.artifacts.companions import companion_config
 from ingot.core.numeric.dtypes import FLOATS
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.translate.view import is_translated
@@ -47,19 +47,23 @@ def match(adapter: Adapter, base: Checkpoint) -> dict[str, list[Change]]:
 
     Raises
     ------
-    UsageError
-        ``adapter.base``: tensors that the base lacks; ``adapter.shape``: another shape. The base is another model.
     UnsupportedError
+        ``adapter.base``: tensors that the base lacks; ``adapter.shape``: another shape. The base is another model.
         ``adapter.unsupported``, ``adapter.tensors``; ``architecture.*``: names that cannot be translated.
     """
     changes = {name: list(items) for name, items in adapter.changes.items()}
     is_gguf = adapter.writer == "gguf"
+    if is_translated(base):  # llama.cpp stores every weight as [outputs, inputs]
+        changes = {
+            name: [item.plain() if isinstance(item, LowRank) else item for item in items]
+            for name, items in changes.items()
+        }
     if is_translated(base) != is_gguf:
         table = name_table(base)
         changes = (
             to_model_changes(changes, table)
             if is_gguf
-            else to_gguf_changes(_with_split_experts(changes, table.stacks), table)
+            else to_gguf_changes(with_split_experts(changes, table.stacks), table)
         )
     if not is_translated(base):
         changes = _with_base_names(changes, base)
@@ -72,12 +76,12 @@ def match(adapter: Adapter, base: Checkpoint) -> dict[str, list[Change]]:
 
 def _missing_error(
     adapter: Adapter, base: Checkpoint, changes: Mapping[str, Sequence[Change]], missing: Sequence[str]
-) -> UsageError:
+) -> UnsupportedError:
     tied = " (the base ties its head to the embeddings)" if missing == ["lm_head.weight"] else ""
     listed = ", ".join(name[:120] for name in missing[:_LISTED])
     more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
     named = f"; it names the base {adapter.base[:100]!r}" if adapter.base else ""
-    return UsageError(
+    return UnsupportedError(
         f"the adapter changes {len(missing)} of {len(changes)} tensors that the base {base.location} lacks: "
         f"{listed}{more}{tied}{named}",
         rule=RULE,
@@ -165,7 +169,7 @@ def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tup
     return None
 
 
-def _with_split_experts(
+def with_split_experts(
     changes: Mapping[str, list[Change]], stacks: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Change]]:
     """Return changes of fused experts as changes of separate experts, by the names that the stacks contain."""
@@ -184,7 +188,7 @@ def _separate_in(name: str, items: Sequence[Change], members: set[str]) -> list[
 
 
 def _fit(item: Change, tensor: Tensor, adapter: Adapter, model_type: str) -> Change:
-    """Return a change in the orientation of a tensor; raise ``UsageError`` ``adapter.shape`` for another shape."""
+    """Return a change in the orientation of a tensor; raise ``UnsupportedError`` ``adapter.shape`` if it has none."""
     if tensor.dtype not in FLOATS:
         raise UnsupportedError(
             f"expected floating-point values in the base, found {tensor.dtype}",
@@ -195,7 +199,7 @@ def _fit(item: Change, tensor: Tensor, adapter: Adapter, model_type: str) -> Cha
         if _fits(candidate, tensor):
             return replace(candidate, any_orientation=False) if isinstance(candidate, LowRank) else candidate
     expected = item.values.shape if isinstance(item, Addition | Replacement) else item.shape
-    raise UsageError(
+    raise UnsupportedError(
         f"the adapter was made for another base: its change has shape {list(expected)}, the tensor of "
         f"{adapter.base or 'the base'} {list(tensor.shape)}",
         rule=SHAPE_RULE,

@@ -34,12 +34,14 @@ _PART = re.compile(
 _GGUF = "adapter."  # before the names of an adapter's settings
 _METHODS = {"LORA": "LoRA", "DORA": "DoRA"}
 _SIBLINGS = (".bias", ".alpha", ".dora_scale", ".m")
-_MERGE = {
-    "PEFT": "merge it into its base (PEFT: merge_and_unload, then save_pretrained) and use the merged model; llama.cpp "
-    "loads it with --lora after convert_lora_to_gguf.py has converted it",
-    "MLX": "merge it into its base (mlx_lm.fuse) and use the merged model",
-    "GGUF": "llama.cpp loads it together with its base by --lora; llama-export-lora merges both",
+_MERGE = "merge it into its base (ingot merge BASE ADAPTER -o OUT) and use the merged model"
+_CONVERT = "ingot adapter convert writes it for {}"
+_USES = {
+    "PEFT": f"{_MERGE}; {_CONVERT.format('llama.cpp (--lora) and for mlx_lm')}",
+    "MLX": f"{_MERGE}; {_CONVERT.format('PEFT and for llama.cpp (--lora)')}",
+    "GGUF": f"llama.cpp loads it together with its base by --lora; {_MERGE}",
 }
+_OTHER_METHOD = "merge it into its base with PEFT (merge_and_unload, then save_pretrained) and use the merged model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,9 @@ class Adapter:
     def describe(self) -> str:
         """Return a sentence that describes the adapter and its use."""
         of_base = f" of the base {self.base[:200]!r}" if self.base else ""
+        use = _USES[self.program] if self.method in ("", *_METHODS) else _OTHER_METHOD
         title = f"{_METHODS.get(self.method, self.method)} adapter" if self.method else "adapter"
-        return f"found an adapter, not a model: {title} ({self.program}){of_base}; {_MERGE[self.program]}"
+        return f"found an adapter, not a model: {title} ({self.program}){of_base}; {use}"
 
     def refusal(self, location: str) -> UnsupportedError:
         """Return the error for an operation that needs a model."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Annotated
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.core.options import About
 from ingot.delta.options import DiffOptions, PatchOptions
+from ingot.errors import UsageError
+from ingot.stores.location import AnyPath, Location
 
 if TYPE_CHECKING:
     from ingot.delta.strategy import RoundingEstimate
@@ -55,12 +59,47 @@ PATCH_EPILOG = (
 
 @declare("patch", PATCH_EPILOG)
 def patch(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Turn BASE into a fine-tune by one DELTA, or by several in the given order.
+    """Turn BASE into a fine-tune by one DELTA, or by several in the given order. Adapters are merged.
 
     A wrong base and a wrong order of deltas are errors; then nothing appears under OUT.
     """
+    from ingot.adapters.read import is_adapter
     from ingot.delta.patch import patch as apply_deltas
 
+    deltas = options.deltas
+    chain = [deltas] if isinstance(deltas, str | PathLike | Location) else list(deltas)
+    if chain and all(is_adapter(item) for item in chain):
+        _merge(options, chain, quiet=quiet, json=json)
+        return
     with progress_bar("patching", quiet=quiet or json) as progress:
         report = apply_deltas(replace(options, progress=progress))
     render(report.report(), json=json, quiet=quiet)
+
+
+def _merge(options: PatchOptions, adapters: Sequence[AnyPath], *, quiet: bool, json: bool) -> None:
+    """Merge adapters, which are deltas too, with the options of a patch; see ``ingot merge``."""
+    from ingot.conversion.merge import merge
+    from ingot.conversion.merge_options import MergeOptions
+
+    if options.dtype is not None or options.engine != "local":
+        raise UsageError("expected no --dtype and no --engine with an adapter: use ingot merge", rule="patch.option")
+    with progress_bar("merging", quiet=quiet or json) as progress:
+        merged = merge(
+            MergeOptions(
+                options.base,
+                adapters,
+                options.out,
+                format=options.format,
+                max_ram=options.max_ram,
+                resume=options.resume,
+                overwrite=options.overwrite,
+                progress=progress,
+                threads=options.threads,
+                digest=options.digest,
+                drop=options.drop,
+                verify=options.check_digests,
+                max_decompressed=options.max_decompressed,
+                io=options.io,
+            )
+        )
+    render(merged.report(), json=json, quiet=quiet)

@@ -59,8 +59,8 @@ def _affine(layout: AffineLayout) -> dict[str, Any] | None:
         return {**options, "zero_point": layout.zero.point}
     if isinstance(layout.zero, NoZero):
         return options if layout.signed else None
-    kind = {} if isinstance(layout.zero, Points) else {"zero_kind": "offset"}
-    return {**options, "symmetric": False, "signed": layout.signed, **kind}
+    zeros = {} if isinstance(layout.zero, Points) else {"zero_kind": "offset"}
+    return {**options, "symmetric": False, "signed": layout.signed, **zeros}
 
 
 def _scaled(layout: ScaledCodebookLayout) -> dict[str, Any] | None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ingot.adapters.match import match
+from ingot.adapters.options import AdapterRef
 from ingot.adapters.read import open_adapter
-from ingot.adapters.view import AdapterRef, Term, Terms
+from ingot.adapters.view import Term, Terms
 from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import destination
 from ingot.artifacts.open import open as open_checkpoint
@@ -92,7 +93,7 @@ class MergeReport(Reportable):
         """Return the report of the conversion with the figures of the merge."""
         inner = self.conversion.report()
         names = {item.name for item in inner.figures}
-        own = [
+        merge_figures = [
             item for item in figures_of(self) if item.name not in ("conversion", "adapters") and item.name not in names
         ]
         adapters: Texts = [item.describe() for item in self.adapters]
@@ -106,7 +107,10 @@ class MergeReport(Reportable):
         if self.survived is not None:
             lines.append(Line("{survived_text}", "kept"))
         return Report(
-            [*inner.figures, *own, *texts], [inner.lines[0], *lines, *inner.lines[1:]], inner.tables, inner.closing
+            [*inner.figures, *merge_figures, *texts],
+            [inner.lines[0], *lines, *inner.lines[1:]],
+            inner.tables,
+            inner.closing,
         )
 
     def _error_text(self) -> str:
@@ -146,9 +150,10 @@ def merge(options: MergeOptions) -> MergeReport:
     Raises
     ------
     UsageError
-        ``merge.option``, ``adapter.none``, ``adapter.base``, ``adapter.shape``, ``adapter.weight``, ``quantize.type``.
+        ``merge.option``, ``adapter.none``, ``adapter.weight``, ``quantize.type``.
     UnsupportedError
-        ``adapter.method``, ``adapter.config``, ``adapter.unsupported``, ``convert.like-stored``.
+        ``adapter.base``, ``adapter.shape``, ``adapter.method``, ``adapter.config``, ``adapter.unsupported``,
+        ``convert.like-stored``.
     IngotError
         The errors of ``ingot.convert``. Nothing is left under the final name.
     """
