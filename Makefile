@@ -24,7 +24,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
+.PHONY: all families demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
 
 all: $(VENV)/.installed
 
@@ -133,6 +133,9 @@ interop-llama: $(VENV)/.installed $(VENV)/.test $(VENV).llama/.installed
 # llama.cpp as a wheel has it: it opens what Ingot writes; and the perplexities of a real model of 135 million weights (93 MB) in both programs.
 xllamacpp: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
 	PYTHONPATH=$(abspath $(VENV).xllamacpp) $(PYTEST) --must-run -m "" tests/interop/test_llama_perplexity.py tests/interop/test_xllamacpp.py
+
+families: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
+	PYTHONPATH=.:$(abspath $(VENV).xllamacpp) $(BIN)/python tools/families.py
 
 $(VENV).xllamacpp/.installed:
 	rm -rf $(VENV).xllamacpp

@@ -1,8 +1,10 @@
 """What each preset keeps of a model: bits of the matrices that it quantizes, perplexity and KL on prose and code.
 
     python bench/presets.py MODEL TEXTS [--statistics FILE] [--presets int4 q4_0 ...] [--json out.json]
+    python bench/presets.py MODEL TEXTS --statistics FILE --presets w4a16 w4a16-calibrated --kinds prose --sequences 24
 
-TEXTS has ``heldout_prose.txt`` and ``heldout_code.txt``: 96 windows of 256 tokens of each. Every preset is written to a
+TEXTS has ``heldout_prose.txt`` and ``heldout_code.txt``: 96 windows of 256 tokens of each, or as many as
+``--sequences`` sets. Every preset is written to a
 ``.zt``, whatever container it is for, and decoded from there: its integers are the same. The table of
 ``spec/recipes.md`` has these figures, of ``../shared/models/base``. Those that calibrate take statistics of samples of
 the model, 96 if none are given.
@@ -16,10 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rows import Bench, Matrices
+from rows import WINDOWS, Bench, Matrices
 
 import ingot
 
+KINDS = ("prose", "code")
 # Those of quantized grids. The others keep values, or want a container of their own.
 PRESETS = (
     "int8", "w4a16-calibrated", "w4a16", "int4-calibrated", "trellis4-calibrated", "table4-calibrated", "int4",
@@ -47,11 +50,15 @@ def main() -> None:
     parser.add_argument("texts", type=Path)
     parser.add_argument("--statistics", type=Path)
     parser.add_argument("--presets", nargs="+", default=PRESETS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="the texts")
+    parser.add_argument("--sequences", type=int, default=WINDOWS, help="windows of each text (default %(default)s)")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    bench = Bench(given.model, {kind: given.texts / f"heldout_{kind}.txt" for kind in ("prose", "code")})
+    texts = {kind: given.texts / f"heldout_{kind}.txt" for kind in given.kinds}
+    bench = Bench(given.model, texts, given.sequences)
     found: dict[str, Any] = {}
-    print(f"{'preset':22} {'bits':>7} {'prose':>8} {'code':>8} {'KL prose':>9} {'KL code':>9}", flush=True)
+    titles = " ".join(f"{'perplexity of ' + kind:>19} {'KL of ' + kind:>12}" for kind in given.kinds)
+    print(f"{'preset':26} {'bits':>7} {titles}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         statistics = given.statistics or Path(name, "samples.safetensors")
         if given.statistics is None:
@@ -59,9 +66,8 @@ def main() -> None:
         for preset in given.presets:
             nbytes, weights, values = made(bench, preset, statistics, Path(name))
             row = {**bench.of_matrices(nbytes, values), "bits": 8 * nbytes / weights}
-            prose, code = row["prose"], row["code"]
-            print(f"{preset:22} {row['bits']:7.3f} {prose['perplexity']:8.3f} {code['perplexity']:8.2f} "
-                  f"{prose['kl']:9.5f} {code['kl']:9.5f}", flush=True)  # fmt: skip
+            figures = " ".join(f"{row[kind]['perplexity']:19.3f} {row[kind]['kl']:12.5f}" for kind in given.kinds)
+            print(f"{preset:26} {row['bits']:7.3f} {figures}", flush=True)
             found[preset] = row
             if given.json:
                 given.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")

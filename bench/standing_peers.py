@@ -111,6 +111,42 @@ def read_gptq(folder: Path, bits: int, originals: Mapping[str, torch.Tensor]) ->
     return total, found
 
 
+def llmcompressor(bits: int, group: int, model: Path, folder: Path) -> Made:
+    """GPTQModifier of llm-compressor, from the model's folder to a folder of compressed-tensors."""
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from torch.utils.data import DataLoader
+
+    windows = torch.from_numpy(np.load(folder / "calibration.npy"))
+    data = DataLoader([{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in windows], batch_size=1)
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+    modifier = GPTQModifier(config_groups={"group_0": {"targets": ["Linear"], "weights": weights}}, ignore=["lm_head"])
+    out = folder / "llmcompressor"
+    oneshot(
+        model=str(model),
+        dataset=data,
+        recipe=[modifier],
+        num_calibration_samples=len(windows),
+        max_seq_length=windows.shape[1],
+        output_dir=str(out),
+    )
+    return read_packed(out, bits, group, matrices(model))
+
+
+def read_packed(folder: Path, bits: int, group: int, originals: Mapping[str, torch.Tensor]) -> Made:
+    """Decode 4-bit words of pack-quantized: columns from the low bits up, 8 for zero."""
+    parts: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        parts |= load_file(path)
+    decoded, total, shifts = {}, 0, torch.arange(0, 32, bits, dtype=torch.int32)
+    for name, weights in originals.items():
+        words, scales = parts[f"{name}_packed"], parts[f"{name}_scale"]
+        total += sum(part.numel() * part.element_size() for part in (words, scales))
+        codes = ((words[:, :, None] >> shifts) & ((1 << bits) - 1)).reshape(weights.shape) - (1 << bits - 1)
+        decoded[name] = codes.float() * scales.float().repeat_interleave(group, 1)
+    return total, decoded
+
+
 ROWS: Mapping[str, tuple[int, Callable[[Path, Path], Made]]] = {
     **{
         f"hqq {bits} bits g{group}": (group, lambda m, f, b=bits, g=group: hqq(b, g, m, f))
@@ -129,6 +165,10 @@ ROWS: Mapping[str, tuple[int, Callable[[Path, Path], Made]]] = {
         for bits, group in ((4, 32), (4, 64), (2, 32))
     },
 }
+LLM_COMPRESSOR: Mapping[str, tuple[int, Callable[[Path, Path], Made]]] = {
+    f"llmcompressor 4 bits g{group}": (group, lambda m, f, g=group: llmcompressor(4, g, m, f)) for group in (32, 64)
+}
+"""Rows of a Python of its own: llm-compressor 0.14 wants another release of compressed-tensors than the other rows."""
 
 
 def main() -> None:
@@ -140,7 +180,7 @@ def main() -> None:
                 print(row)
         return
     folder, out = Path(sys.argv[3]), Path(sys.argv[4])
-    size, found = ROWS[name][1](model, folder)
+    size, found = {**ROWS, **LLM_COMPRESSOR}[name][1](model, folder)
     save_file({key: value.float().contiguous() for key, value in found.items()}, out)
     print(size)
 

@@ -14,10 +14,12 @@ from ingot.core.runtime.progress import ProgressEvent
 
 def show(started: float, event: ProgressEvent) -> None:
     """Print one line that is written over: bytes done, and seconds left at the speed so far."""
-    if event.done:
-        left = (time.monotonic() - started) * (event.total - event.done) / event.done
+    if event.processed:
+        left = (time.monotonic() - started) * (event.total - event.processed) / event.processed
         print(
-            f"\r{event.done / event.total:4.0%} of {event.total:,} bytes, {left:.0f} s left ", end="", file=sys.stderr
+            f"\r{event.processed / event.total:4.0%} of {event.total:,} bytes, {left:.0f} s left ",
+            end="",
+            file=sys.stderr,
         )
 
 

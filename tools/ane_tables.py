@@ -68,7 +68,13 @@ def _forms_of(chip: Chip) -> dict[str, str]:
 
 def disputes() -> str:
     rows = [
-        [f"`{item.key}`", item.about, "; ".join(item.sides), item.taken, ", ".join(f"`{key}`" for key in item.keys)]
+        [
+            f"`{item.key}`",
+            item.about,
+            "; ".join(item.sides),
+            item.used_claim,
+            ", ".join(f"`{key}`" for key in item.keys),
+        ]
         for item in contradictions().values()
     ]
     return table(["key", "about", "claims", "taken", "`--assume`"], rows)

@@ -62,7 +62,13 @@ _JOBS = (
 )
 _DEVELOPING = (
     *("docs/architecture", "docs/developing/source", "docs/developing/checks", "docs/developing/benchmarks"),
-    *("docs/developing/kernels", "docs/developing/codec", "docs/developing/format", "docs/developing/store"),
+    *(
+        "docs/developing/kernels",
+        "docs/developing/codec",
+        "docs/developing/family",
+        "docs/developing/format",
+        "docs/developing/store",
+    ),
     "docs/developing/plugin",
 )
 _POLICIES = ("SECURITY", "CODE_OF_CONDUCT", "RELEASING", "changelog.d/README")
@@ -72,7 +78,10 @@ _LEADS = {
         ("Start", ("docs/tour", "docs/stories", "docs/choosing", "docs/coming-from", "examples/README")),
         ("Learn", ("docs/tutorials/quantize", "docs/tutorials/fine-tunes", "docs/tutorials/remote")),
         ("Do", _JOBS),
-        ("Know", ("docs/runtimes", "docs/containers", "docs/benchmarks", "docs/limits", "docs/stability")),
+        (
+            "Know",
+            ("docs/runtimes", "docs/families", "docs/containers", "docs/benchmarks", "docs/limits", "docs/stability"),
+        ),
         ("Look up", ("docs/site/commands", "docs/site/api", "spec/README")),
         ("Develop", _DEVELOPING),
         ("Take part", ("CONTRIBUTING", "CHANGELOG", *_POLICIES, "src/ingot/demo/data/README")),

@@ -53,7 +53,7 @@ class IngotError(Exception):
         text = printable(f"{self.where}: {self.message}" if self.where else self.message)
         return f"{text} [{self.rule}]" if self.rule else text
 
-    def at(self, where: str) -> IngotError:
+    def add_location(self, where: str) -> IngotError:
         """Put ``where`` in front of the error's location and return the error; for outer layers of the code."""
         self.where = f"{where}: {self.where}" if self.where else where
         return self

@@ -18,59 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xllamacpp
-
-_POINTER, _I32 = ctypes.c_void_p, ctypes.c_int32
-
-
-class Parameters(ctypes.Structure):
-    """Parameters of a model or a context as llama.cpp makes them; longer than either, and never looked into."""
-
-    _fields_ = [("data", ctypes.c_byte * 1024)]
-
-
-class Batch(ctypes.Structure):
-    """``llama_batch``."""
-
-    _fields_ = [
-        ("n_tokens", _I32), ("token", ctypes.POINTER(_I32)), ("embd", ctypes.POINTER(ctypes.c_float)),
-        ("pos", ctypes.POINTER(_I32)), ("n_seq_id", ctypes.POINTER(_I32)),
-        ("seq_id", ctypes.POINTER(ctypes.POINTER(_I32))), ("logits", ctypes.POINTER(ctypes.c_int8)),
-    ]  # fmt: skip
-
-
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "llama_model_default_params": (Parameters, []),
-    "llama_context_default_params": (Parameters, []),
-    "llama_model_load_from_file": (_POINTER, [ctypes.c_char_p, Parameters]),
-    "llama_init_from_model": (_POINTER, [_POINTER, Parameters]),
-    "llama_model_get_vocab": (_POINTER, [_POINTER]),
-    "llama_vocab_n_tokens": (_I32, [_POINTER]),
-    "llama_vocab_get_add_bos": (ctypes.c_bool, [_POINTER]),
-    "llama_vocab_bos": (_I32, [_POINTER]),
-    "llama_tokenize": (
-        _I32, [_POINTER, ctypes.c_char_p, _I32, ctypes.POINTER(_I32), _I32, ctypes.c_bool, ctypes.c_bool],
-    ),
-    "llama_batch_init": (Batch, [_I32, _I32, _I32]),
-    "llama_decode": (_I32, [_POINTER, Batch]),
-    "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [_POINTER, _I32]),
-    "llama_get_memory": (_POINTER, [_POINTER]),
-    "llama_memory_clear": (None, [_POINTER, ctypes.c_bool]),
-    "llama_backend_init": (None, []),
-    "llama_log_set": (None, [_POINTER, _POINTER]),
-}  # fmt: skip
-
-
-def load_library() -> Any:
-    library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+from llama_logits import I32, POINTER, load_library, make_batch
 
 
 def tokenize(library: Any, vocab: int, text: bytes) -> list[int]:
-    tokens = (_I32 * (len(text) + 8))()
+    tokens = (I32 * (len(text) + 8))()
     count = library.llama_tokenize(vocab, text, len(text), tokens, len(tokens), False, True)
     if count < 0:
         raise SystemExit(f"expected at most {len(tokens)} tokens, found {-count}")
@@ -79,14 +31,9 @@ def tokenize(library: Any, vocab: int, text: bytes) -> list[int]:
 
 def losses(library: Any, context: int, vocabulary: int, windows: list[list[int]]) -> Iterator[float]:
     """Yield the sum of the negative log-likelihoods of each window's tokens but the first."""
-    batch = library.llama_batch_init(len(windows[0]), 0, 1)
     for window in windows:
         library.llama_memory_clear(library.llama_get_memory(context), True)
-        for index, token in enumerate(window):
-            batch.token[index], batch.pos[index], batch.logits[index] = token, index, 1
-            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
-        batch.n_tokens = len(window)
-        if library.llama_decode(context, batch):
+        if library.llama_decode(context, make_batch(library, window)):
             raise SystemExit("llama_decode failed")
         loss = 0.0
         for index, token in enumerate(window[1:]):
@@ -99,8 +46,8 @@ def losses(library: Any, context: int, vocabulary: int, windows: list[list[int]]
 def main() -> None:
     model_path, text, length, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     library = load_library()
-    silent = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _POINTER)(lambda *_: None)
-    library.llama_log_set(ctypes.cast(silent, _POINTER), None)
+    silent = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, POINTER)(lambda *_: None)
+    library.llama_log_set(ctypes.cast(silent, POINTER), None)
     library.llama_backend_init()
     model = library.llama_model_load_from_file(model_path.encode(), library.llama_model_default_params())
     context = library.llama_init_from_model(model, library.llama_context_default_params()) if model else None

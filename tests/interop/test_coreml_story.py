@@ -141,7 +141,7 @@ def test_what_is_suggested_for_a_package_is_what_the_chips_stream(packages: dict
             found = suggest(source, chip, tmp_path / "x.toml", 0.25, overwrite=True)
             small = tmp_path / f"{opset}-{chip}.mlpackage"
             report = ingot.convert(source, small, tmp_path / "x.toml")
-            picked = [pick for pick in found.picks if pick.way != "kept as stored"]
+            picked = [pick for pick in found.picks if pick.candidate != "kept as stored"]
             assert report.actions["encoded"] == len(picked) == 5
             (planned,) = ingot.plan(small, chip).chips
             assert planned.outcomes == {"streams": 5}

@@ -102,7 +102,7 @@ def test_a_node_that_goes(source: Path, nodes: Any) -> None:
     gone: list[Any] = []
 
     def remove(event: ingot.ProgressEvent) -> None:
-        if event.done and not gone:
+        if event.processed and not gone:
             gone.append(third)
             nodes.remove_node(third, allow_graceful=False)
 
@@ -113,7 +113,7 @@ def test_a_node_that_goes(source: Path, nodes: Any) -> None:
 
 def test_ctrl_c_stops_workers_and_leaves_nothing(source: Path, nodes: Any) -> None:
     def interrupt(event: ingot.ProgressEvent) -> None:
-        if event.done:
+        if event.processed:
             _thread.interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):

@@ -44,12 +44,18 @@ def written(path: Path, dtype: Any) -> Path:
 
 def statistics() -> Statistics:
     """Return statistics of the inputs of all matrices in the layer and of the head."""
+    return Statistics.in_memory(arrays())
+
+
+def arrays() -> dict[str, Array]:
+    """Return the arrays of ``statistics``."""
     rng = np.random.default_rng(6)
-    arrays: dict[str, Array] = {}
+    result: dict[str, Array] = {}
     columns = {f"model.layers.0.{name}.weight": shape[1] for name, shape in SHAPES.items() if len(shape) == 2}
     for name, cols in {**columns, "lm_head.weight": HIDDEN}.items():
         inputs = rng.standard_normal((cols, 300)) * rng.uniform(0.1, 2, (cols, 1))
-        arrays[f"{name}:inputs"] = (inputs @ inputs.T / 300).astype(np.float32)
-        arrays[f"{name}:in_sum2"] = np.square(inputs).mean(1).astype(np.float32)
-        arrays[f"{name}:count"] = np.array([300])
-    return Statistics.in_memory(arrays)
+        result[f"{name}:inputs"] = (inputs @ inputs.T / 300).astype(np.float32)
+        result[f"{name}:in_sum2"] = np.square(inputs).mean(1).astype(np.float32)
+        result[f"{name}:absmax"] = np.abs(inputs).max(1).astype(np.float32)
+        result[f"{name}:count"] = np.array([300])
+    return result

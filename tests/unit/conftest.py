@@ -48,7 +48,7 @@ def model(tmp_path: Path, weights: dict[str, np.ndarray]) -> Path:
     folder = tmp_path / "llama"
     folder.mkdir()
     ingot.save(folder / "model.safetensors", weights, {"format": "pt"})
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "config.json").write_text('{"model_type": "llama", "model_file": "llama.py"}')
     (folder / "tokenizer.json").write_text("{}")
     return folder
 

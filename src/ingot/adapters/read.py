@@ -70,7 +70,7 @@ def adapter_from(checkpoint: Checkpoint, store: Store, location: str) -> Adapter
     try:
         config, changes = _changes(description.program, checkpoint, store)
     except IngotError as error:
-        raise error if location in (error.where or "") else error.at(location) from None
+        raise error if location in (error.where or "") else error.add_location(location) from None
     return Adapter(
         location, description.program.lower(), _method(changes), changes, config, description.base, checkpoint.source
     )

@@ -34,14 +34,14 @@ _PART = re.compile(
 _GGUF = "adapter."  # before the names of an adapter's settings
 _METHODS = {"LORA": "LoRA", "DORA": "DoRA"}
 _SIBLINGS = (".bias", ".alpha", ".dora_scale", ".m")
-_MERGE = "merge it into its base (ingot merge BASE ADAPTER -o OUT) and use the merged model"
-_CONVERT = "ingot adapter convert writes it for {}"
+_MERGE = "merge it into its base (`ingot merge BASE ADAPTER -o OUT`) and use the merged model"
+_CONVERT = "`ingot adapter convert` writes it for {}"
 _USES = {
     "PEFT": f"{_MERGE}; {_CONVERT.format('llama.cpp (--lora) and for mlx_lm')}",
     "MLX": f"{_MERGE}; {_CONVERT.format('PEFT and for llama.cpp (--lora)')}",
     "GGUF": f"llama.cpp loads it together with its base by --lora; {_MERGE}",
 }
-_OTHER_METHOD = "merge it into its base with PEFT (merge_and_unload, then save_pretrained) and use the merged model"
+_OTHER_METHODS = "merge it with the program that trained it (PEFT: merge_and_unload), and use the merged model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Adapter:
     def describe(self) -> str:
         """Return a sentence that describes the adapter and its use."""
         of_base = f" of the base {self.base[:200]!r}" if self.base else ""
-        use = _USES[self.program] if self.method in ("", *_METHODS) else _OTHER_METHOD
+        advice = _USES[self.program] if self.method in ("", *_METHODS) else _OTHER_METHODS
         title = f"{_METHODS.get(self.method, self.method)} adapter" if self.method else "adapter"
-        return f"found an adapter, not a model: {title} ({self.program}){of_base}; {use}"
+        return f"found an adapter, not a model: {title} ({self.program}){of_base}; {advice}"
 
     def refusal(self, location: str) -> UnsupportedError:
         """Return the error for an operation that needs a model."""
@@ -91,7 +91,8 @@ def note_on_config(source: Source, *, directory: bool) -> str:
 
 
 def recognise(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], store: Store | None) -> Adapter | None:
-    """Return the adapter that tensors are; reads the ``adapter_config.json`` of ``store``. None if they are a model."""
+    """Return the adapter that the tensors of a file form; None if they form a model. Reads the ``adapter_config.json``
+    of ``store``."""
     if metadata.get("general.type") == "adapter":
         base = metadata.get("general.base_model.0.repo_url") or metadata.get("general.base_model.0.name")
         return Adapter(str(metadata.get(f"{_GGUF}type") or "")[:40].upper(), "GGUF", _text(base))

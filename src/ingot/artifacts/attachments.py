@@ -250,11 +250,11 @@ def _reading(part: Part) -> Callable[[int, memoryview], None]:
 
 @contextlib.contextmanager
 def located(location: str) -> Iterator[None]:
-    """Add the location of a draft head to errors."""
+    """Return a context manager that adds the location of a draft head to the errors that its body raises."""
     try:
         yield
     except IngotError as error:
-        raise error.at(location) from None
+        raise error.add_location(location) from None
 
 
 def _no_package(location: str, expected: str) -> FormatError:

@@ -378,7 +378,7 @@ def _located(error: IngotError, location: str) -> IngotError:
         error.where = location  # the error names the same file without its folder
     locations = (error.where or "").split(": ")
     has_location = any(item == location or item.startswith(f"{location}/") for item in locations)
-    return error if has_location else error.at(location)
+    return error if has_location else error.add_location(location)
 
 
 def open_delta(

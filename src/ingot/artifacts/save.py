@@ -139,7 +139,7 @@ def named_tensors(tensors: Mapping[str, Any]) -> Iterator[Tensor]:
         try:
             item = as_tensor(name, value)
         except IngotError as error:
-            raise error if error.where == name else error.at(name) from None
+            raise error if error.where == name else error.add_location(name) from None
         yield item
 
 

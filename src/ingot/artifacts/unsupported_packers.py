@@ -45,12 +45,12 @@ class Packer:
 @dataclass(frozen=True, slots=True)
 class _Sign:
     """Evidence of a packing: a tensor ``X + packed`` with one of ``dtypes``, and a tensor ``X + other`` for one of
-    ``others``."""
+    ``companions``."""
 
     name: str
     packed: str
     dtypes: tuple[str, ...]
-    others: tuple[str, ...]
+    companions: tuple[str, ...]
 
 
 # The first sign that matches is reported: more specific signs come first.
@@ -86,7 +86,7 @@ _SUFFICIENT = {
     "._data._data": "quanto",
 }
 """Endings of names that only packed codes have, without further evidence."""
-_EVIDENCE = tuple({other for sign in _SIGNS for other in sign.others} | set(_SUFFICIENT))
+_EVIDENCE = tuple({ending for sign in _SIGNS for ending in sign.companions} | set(_SUFFICIENT))
 
 
 def packer_of_config(config: Mapping[str, Any], location: str) -> Packer | None:
@@ -117,7 +117,7 @@ def packer_of_tensors(tensors: Mapping[str, Tensor]) -> Packer | None:
             if not name.endswith(sign.packed):
                 continue
             stem = name.removesuffix(sign.packed)
-            evidence = next((stem + ending for ending in sign.others if stem + ending in names), None)
+            evidence = next((stem + ending for ending in sign.companions if stem + ending in names), None)
             if evidence is not None and tensors[name].codec == DenseLayout.codec and tensors[name].dtype in sign.dtypes:
                 return Packer(sign.name, f"{name}, next to {evidence}")
     for name in tensors if any_ends(tensors, tuple(_SUFFICIENT)) else ():

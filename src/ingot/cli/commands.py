@@ -51,8 +51,8 @@ _GROUPS = {
     "Deltas": (
         ("diff", "diff", "Store a fine-tune as a delta to its base"),
         ("patch", "diff:patch", "Turn a base into a fine-tune, by one delta or several"),
-        ("merge", "merge", "Merge LoRA adapters into their base, tensor by tensor"),
-        ("adapter", "merge:adapter", "Write LoRA adapters for PEFT, llama.cpp or mlx_lm"),
+        ("merge", "convert:merge", "Merge LoRA adapters into their base, tensor by tensor"),
+        ("adapter", "adapter", "Write LoRA adapters for PEFT, llama.cpp or mlx_lm"),
         ("store", "store", "Keep many models in a library, each tensor once"),
     ),
     "Run": (

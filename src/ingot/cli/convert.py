@@ -1,4 +1,4 @@
-"""``ingot convert`` and ``ingot run-plan``."""
+"""``ingot convert``, ``ingot run-plan`` and ``ingot merge``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 from ingot.artifacts.destination import LIMITS
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
+from ingot.conversion.merge_options import MergeOptions
 from ingot.conversion.options import ConvertOptions, ExecuteOptions
 from ingot.core.options import About
 
@@ -89,4 +90,27 @@ def run_plan(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) 
 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = execute(replace(options, progress=progress))
+    render(report.report(), json=json, quiet=quiet)
+
+
+MERGE_EPILOG = (
+    "Examples:\n\n"
+    "  ingot merge ./Llama-3-8B ./my-lora -o ./Llama-3-8B-mine\n\n"
+    "  ingot merge ./Llama-3-8B ./style:0.7 ./facts:0.3 -o mixed.gguf --type Q4_K_M\n\n"
+    "  ingot merge model-Q4_K_M.gguf ./my-lora -o mine-Q4_K_M.gguf\n\n"
+    "  ingot merge ./Llama-3-8B ./my-lora -o ./mine-w4a16 --for vllm --recipe w4a16 --max-ram 2GiB --resume"
+)
+
+
+@declare("merge", MERGE_EPILOG)
+def merge(options: MergeOptions, quiet: Quiet = False, json: Json = False) -> None:
+    """Merge LoRA adapters into their base, which may be quantized, in bounded memory.
+
+    Adapters are PEFT or MLX folders, or GGUF adapters. Nothing appears under OUT until it is complete.
+    """
+    from ingot.conversion.merge import merge as merge_adapters
+
+    with progress_bar("merging", quiet=quiet or json) as progress:
+        report = merge_adapters(replace(options, progress=progress))
+    warn(report.conversion.warnings)
     render(report.report(), json=json, quiet=quiet)

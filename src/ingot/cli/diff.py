@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from os import PathLike
 from typing import TYPE_CHECKING, Annotated
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.core.options import About
 from ingot.delta.options import DiffOptions, PatchOptions
-from ingot.errors import UsageError
-from ingot.stores.location import AnyPath, Location
+from ingot.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from ingot.delta.strategy import RoundingEstimate
+    from ingot.reporting.report import Report
 
 EPILOG = (
     "Examples:\n\n"
@@ -59,47 +57,50 @@ PATCH_EPILOG = (
 
 @declare("patch", PATCH_EPILOG)
 def patch(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Turn BASE into a fine-tune by one DELTA, or by several in the given order. Adapters are merged.
+    """Turn BASE into a fine-tune by one DELTA, or by several in the given order.
 
-    A wrong base and a wrong order of deltas are errors; then nothing appears under OUT.
+    LoRA adapters are merged as by `ingot merge`. A wrong base and a wrong order of deltas are errors; then nothing
+    appears under OUT.
     """
-    from ingot.adapters.read import is_adapter
+    from ingot.artifacts.adapter_files import RULE as ADAPTER_RULE
     from ingot.delta.patch import patch as apply_deltas
 
-    deltas = options.deltas
-    chain = [deltas] if isinstance(deltas, str | PathLike | Location) else list(deltas)
-    if chain and all(is_adapter(item) for item in chain):
-        _merge(options, chain, quiet=quiet, json=json)
-        return
     with progress_bar("patching", quiet=quiet or json) as progress:
-        report = apply_deltas(replace(options, progress=progress))
-    render(report.report(), json=json, quiet=quiet)
+        options = replace(options, progress=progress)
+        try:
+            report = apply_deltas(options).report()
+        except UnsupportedError as error:
+            if error.rule != ADAPTER_RULE:
+                raise
+            report = _merge_adapters(options)
+    render(report, json=json, quiet=quiet)
 
 
-def _merge(options: PatchOptions, adapters: Sequence[AnyPath], *, quiet: bool, json: bool) -> None:
-    """Merge adapters, which are deltas too, with the options of a patch; see ``ingot merge``."""
+def _merge_adapters(options: PatchOptions) -> Report:
+    """Merge the adapters that a patch was given in place of deltas; print warnings, return the report.
+
+    Raises ``UsageError`` ``patch.option`` for options that a merge does not have, and the errors of ``ingot.merge``.
+    """
+    from ingot.cli.convert import warn
     from ingot.conversion.merge import merge
     from ingot.conversion.merge_options import MergeOptions
 
-    if options.dtype is not None or options.engine != "local":
-        raise UsageError("expected no --dtype and no --engine with an adapter: use ingot merge", rule="patch.option")
-    with progress_bar("merging", quiet=quiet or json) as progress:
-        merged = merge(
-            MergeOptions(
-                options.base,
-                adapters,
-                options.out,
-                format=options.format,
-                max_ram=options.max_ram,
-                resume=options.resume,
-                overwrite=options.overwrite,
-                progress=progress,
-                threads=options.threads,
-                digest=options.digest,
-                drop=options.drop,
-                verify=options.check_digests,
-                max_decompressed=options.max_decompressed,
-                io=options.io,
+    defaults = PatchOptions(options.base, options.deltas, options.out)
+    for name in ("verify_base", "verify", "dtype", "engine", "address"):
+        if getattr(options, name) != getattr(defaults, name):
+            raise UsageError(
+                f"a LoRA adapter is merged, and a merge has no option --{name.replace('_', '-')}; leave it out",
+                rule="patch.option",
             )
-        )
-    render(merged.report(), json=json, quiet=quiet)
+    common = ("max_ram", "resume", "overwrite", "progress", "threads", "digest", "drop", "max_decompressed", "io")
+    merge_options = MergeOptions(
+        options.base,
+        options.deltas,
+        options.out,
+        format=options.format,
+        verify=options.check_digests,
+        **{name: getattr(options, name) for name in common},
+    )
+    report = merge(merge_options)
+    warn(report.conversion.warnings)
+    return report.report()

@@ -64,7 +64,6 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
         summary = f"{plugin.distribution}: {plugin.summary}".removesuffix(": ")
         row = f"{'' if index else PLUGINS:<8} {printable(name):<10} {summary}"
         yield row if len(row) <= _WIDTH else f"{row[: _WIDTH - 3]}..."
-    yield ""
     for index, option in enumerate(parameters):
         flag = " ".join(filter(None, (max(option.opts, key=len), option.metavar)))
         yield f"{'' if index else 'Options':<8} {flag:<23} {option.help.partition(',')[0].rstrip('.')}"

@@ -290,12 +290,12 @@ def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallbac
             total = f" of {format_size(event.total)}" if event.total else ""
             speed = bar.format_dict["rate"]
             rate = f", {format_size(int(speed))}/s" if speed else ""
-            text = f"{label} {format_size(event.done)}{total}{rate}{_worker_rates(event.rates)}"
+            text = f"{label} {format_size(event.processed)}{total}{rate}{_worker_rates(event.rates)}"
             bar.set_description_str(text, refresh=False)
             bar.total = event.total or None
             bar.ncols = terminal_width(sys.stderr)
             bar.bar_format = "{desc} {bar} {remaining}" if event.total else "{desc}"
-            bar.update(event.done - bar.n)
+            bar.update(event.processed - bar.n)
 
         BARS.append(Bar)
         try:

@@ -80,7 +80,8 @@ class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
     The stored bytes are either in ``file`` from ``offset`` on, or at their final offsets in the artifact. In ``file``
     they consist of ``runs``, each with the role of a part and a number of bytes, and ``crc`` is the CRC-32C over all of
     them. For final offsets ``written`` is the record of the format's writer. ``params`` are the parameters fitted to
-    the values, in the form of ``engine.data.plain``. ``notes`` are those of ``StepRun.notes``.
+    the values, as JSON values of ``engine.data.to_json_value``. ``notes`` are the notes that the encoder took, as
+    ``StepRun.notes`` returns them.
     """
 
     number: _Count

@@ -133,7 +133,8 @@ class PartsFile:
 
 
 def _watching(lane: HashThread, hashed: Sequence[Sequence[int]]) -> HashSelector:
-    """Return a function that returns the hashing watches of each step; it must be called in the order of the steps."""
+    """Return a function that returns the hash factories of a step; it must be called once per step, in the order of the
+    steps."""
     watch = TensorHashes(lane)
     points_by_step = iter(hashed)
 

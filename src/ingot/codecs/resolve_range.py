@@ -43,15 +43,15 @@ def resolve_range(
     encoder
         The result of ``make(options)``.
     make : callable
-        From options to encoder.
+        Creates an encoder from options.
     chunks : iterable of (int, array)
-        First row and rows of the matrix, in order. Ordinary weights need only the first chunk.
+        First row and rows of the matrix, in order. Most weights need only the first chunk.
     accepts : callable
-        Whether a container can hold the result of an encoder with other types.
+        Returns whether a container can hold the result of an encoder with other types.
 
     Returns
     -------
-    encoder, and the options that were chosen for it (none for ordinary weights)
+    encoder, and the options that were chosen for it (none for most weights)
 
     Raises
     ------

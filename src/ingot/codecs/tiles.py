@@ -80,7 +80,7 @@ class TileMatrix(ABC):
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
         """Decode ``len(out)`` rows from row ``start`` into ``out`` [n, cols], in its type.
 
-        Rule ``<codec>.overflow``.
+        Raises ``CodecError`` ``<codec>.overflow`` if ``out`` cannot hold a finite value.
         """
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""Types of ggml's blocks in a planned GGUF file: a recipe's mixture for one model, and notes on what tensors got."""
+"""Types of ggml's blocks in a planned GGUF file: the mixture of a recipe, expanded for one model, and notes on the
+types."""
 
 from __future__ import annotations
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
-
-import numpy as np
 
 from ingot.codecs.repacked_encoder import REPACKED_FROM
 from ingot.codecs.scaled_codebook.options import AMAX
 from ingot.codecs.table import CODECS
 from ingot.conversion.placement import KEEP, plan_decoded, plan_unchanged, why_not_exact
-from ingot.core.numeric.dtypes import cast
-from ingot.engine.chunks import leading_rows
+from ingot.engine.chunks import largest_magnitude
 from ingot.engine.steps import DECODED, Encode
 from ingot.engine.work import Step
 from ingot.errors import UnsupportedError
@@ -26,7 +22,6 @@ from ingot.formats.base import Format
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.scaled_codebook import SECOND, ScaledCodebookLayout, Tiles
 from ingot.model.spec import TensorSpec
-from ingot.model.tensor import Tensor
 from ingot.naming.names import merged_matrix
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Decision
@@ -50,8 +45,9 @@ class PackedLayers:
 def unify_merged_layers(
     steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision], *, general: bool
 ) -> PackedLayers:
-    """Return the steps with all parts of each merged matrix packed alike, as far as the user has not chosen otherwise.
+    """Return the steps so that all parts of a merged matrix are packed alike, and notes.
 
+    vLLM merges some matrices, for example the projections of Q, K and V, and refuses parts in different schemes.
     ``general`` is true if a preset or no recipe made the decisions. A recipe file may pack only some parts of a merged
     matrix; then a note says that vLLM refuses the result.
     """
@@ -160,7 +156,7 @@ def _share_second_scales(steps: Sequence[Step]) -> PackedLayers:
         parts = [index for index in indices if _has_new_second(steps[index])]
         if len(parts) < 2:
             continue
-        amax = max(_amax(steps[index].tensor) for index in parts)
+        amax = max(largest_magnitude(steps[index].tensor) for index in parts)
         count += 1
         for index in parts:
             changed[index] = _with_amax(steps[index], amax)
@@ -187,12 +183,6 @@ def _with_amax(step: Step, amax: float) -> Step:
     options = {**step.options, AMAX: amax}
     encoder = CODECS[step.spec.codec].encoder(step.tensor.shape, step.tensor.dtype, options)
     return replace(step, encoder=encoder, options=options)
-
-
-def _amax(tensor: Tensor) -> float:
-    """Return the largest magnitude of a tensor; 0 if values are not finite, which the encoder refuses."""
-    amax = max((float(np.abs(cast(rows, "f32")).max(initial=0)) for _, (rows,) in leading_rows(tensor)), default=0.0)
-    return amax if isfinite(amax) else 0.0
 
 
 def _merged(steps: Sequence[Step]) -> Mapping[str, list[int]]:

@@ -117,4 +117,4 @@ def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
 
 def error_at_tensor(error: IngotError, name: str) -> IngotError:
     """Return the error with the name of its tensor as location, unless its location names the tensor already."""
-    return error if error.where and name in error.where else error.at(name)
+    return error if error.where and name in error.where else error.add_location(name)

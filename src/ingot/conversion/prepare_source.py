@@ -31,7 +31,8 @@ from ingot.recipes.recipe import Recipe
 from ingot.stores.location import Location
 from ingot.translate.companions import RULE
 from ingot.translate.families import UNSUPPORTED
-from ingot.translate.mlx_families import for_mlx, is_opened
+from ingot.translate.mlx_families import as_mlx_folder, for_mlx, is_opened
+from ingot.translate.mlx_tensors import from_mlx
 from ingot.translate.split_tensors import experts_for_format
 from ingot.translate.unsupported_families import keep_names_note
 from ingot.translate.view import is_translated, to_gguf, to_model
@@ -189,7 +190,8 @@ def view_weights(
         view = omitted.then(partial(_as_model, target=target, options=options))
     else:
         view = omitted.then(partial(with_weight_names, target=target))
-        view = view.then(partial(_as_model, target=target, options=options)).then(partial(_with_experts, target=target))
+        view = view.then(partial(_as_model, target=target, options=options))
+        view = view.then(partial(_with_experts, target=target))
     return view.then(partial(_for_mlx, target=target, options=options)).then(partial(_pruned, options=options))
 
 
@@ -238,6 +240,7 @@ def view_for_target(
     requantize = options.allow_requantize
     view = view.then(partial(transpose_for_graph, target=target, recipe=recipe, planned=planned, requantize=requantize))
     view = view.then(partial(_as_gguf, target=target, options=options))
+    view = view.then(partial(_as_mlx, target=target, options=options))
     noted = [name for name in dropped if name not in WITH_WEIGHTS]
     return view.with_notes(*(f"{format.name} holds weights alone, not the {ATTACHMENT_TITLES[name]}" for name in noted))
 
@@ -273,10 +276,17 @@ def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) ->
 
 
 def _with_experts(view: Checkpoint, target: Destination) -> View:
-    """Return the checkpoint with experts stored as the target's runtimes expect; GGUF files are translated later."""
-    if has_model_metadata(view.format) or not (target.directory or has_model_metadata(target.format.name)):
+    """Return the checkpoint with experts stored as the target's runtimes expect; llama.cpp's names stay as they are."""
+    if _has_gguf_names(view) or not (target.directory or has_model_metadata(target.format.name)):
         return View(view)
-    return experts_for_format(view, target.format.name, hint=_HINT)
+    result = View(view)
+    if target.format.name != MlxFormat.name:
+        result = result.then(partial(from_mlx, config=companion_config(view.companions, RULE)))
+    return result.then(lambda model: experts_for_format(model, target.format.name, hint=_HINT))
+
+
+def _has_gguf_names(view: Checkpoint) -> bool:
+    return "general.architecture" in view.metadata
 
 
 def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
@@ -287,6 +297,13 @@ def _for_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> 
     if not options.keep_names:
         return View(for_mlx(view, config))
     return View(view, [] if is_opened(config) else [keep_names_note(MlxFormat.name)])
+
+
+def _as_mlx(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
+    """Return the checkpoint with the tensors of mlx_lm's module; the checkpoint itself for other formats."""
+    if target.format.name != MlxFormat.name or not target.directory or options.keep_names:
+        return View(view)
+    return as_mlx_folder(view, companion_config(view.companions, RULE), no_tokenizer=options.no_tokenizer)
 
 
 def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:

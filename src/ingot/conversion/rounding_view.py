@@ -21,7 +21,7 @@ from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.outcome_text import few, outcome_lines
 from ingot.quantization.tensor import Outcome
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
-from ingot.recipes.recipe import Recipe, Rotate
+from ingot.recipes.recipe import STATIC_ACTIVATIONS, Recipe, Rotate
 from ingot.stores.location import Location
 from ingot.views.folding.fold import Folding, changed_names
 from ingot.views.folding.graph import Graph, graph_of
@@ -125,7 +125,13 @@ def round_weights(
         source = Location.parse(calibration).display
     merged = {name: base.dtype for name in choices if (base := view.checkpoint[name].stored_like) is not None}
     rounding = Rounding(
-        choices, statistics, source, statistics.close, dtypes=merged, statistics_ready=calibration is not None
+        choices,
+        statistics,
+        source,
+        statistics.close,
+        dtypes=merged,
+        statistics_ready=calibration is not None,
+        input_scales=recipe.activations in STATIC_ACTIVATIONS,
     )
     folded, rounding = fold_model(checkpoint, recipe, rounding)
     return View(round_to(folded, rounding), notes), rounding

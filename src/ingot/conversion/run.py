@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ingot.adapters.view import with_adapters
 from ingot.artifacts.account import account_of_conversion, dropped_omissions, unused_patterns
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
-from ingot.artifacts.companions import copy_companions
+from ingot.artifacts.companions import companion_config, copy_companions
 from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
@@ -61,6 +61,7 @@ from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
 from ingot.formats.packed_folders.base import PACKING_FILES
+from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.model import bytesource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
@@ -69,7 +70,9 @@ from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Patterns, Recipe
 from ingot.stores.location import Location
+from ingot.translate.companions import RULE
 from ingot.translate.completeness import require_complete
+from ingot.translate.mlx_families import require_packable
 from ingot.translate.parallel import Rank
 from ingot.views.regroup import regroup
 from ingot.views.rounded_view import Rounding
@@ -114,7 +117,7 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
         read = prepared.bytes_read
         rank_bytes = prepared.plan.in_bytes + read
         rank_count, finished = (1, 0) if rank is None else (rank.size, rank.rank)
-        progress = Progress(rank_count * rank_bytes, options.progress, done=finished * rank_bytes + read)
+        progress = Progress(rank_count * rank_bytes, options.progress, processed=finished * rank_bytes + read)
         resources = Resources(options.max_ram, options.threads, progress)
         if rank is not None:
             require_folder(Location.parse(options.dst), rank.size)
@@ -214,6 +217,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
         plan = checked_plan(plan_conversion(checkpoint, target.format, request), options, target)
         names_read = [step.tensor.name for step in plan.steps]
+        _require_packable_for_mlx(plan, checkpoint, target, options)
         account = account_of_conversion(opened, checkpoint, names_read, plan.format, options.drop)
         account.require_complete(source.location)
         plan = with_config(plan, source, checkpoint, target, untie=tied.untie)
@@ -256,6 +260,16 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     except BaseException:
         close()
         raise
+
+
+def _require_packable_for_mlx(
+    plan: ConvertPlan, checkpoint: Checkpoint, target: Destination, options: ConvertOptions
+) -> None:
+    """Raise ``UnsupportedError`` ``architecture.unknown`` if mlx_lm needs a tensor dense that the plan packs."""
+    if target.format.name != MlxFormat.name or not target.directory or options.keep_names:
+        return
+    packed = {step.spec.name for step in plan.steps if step.spec.codec in plan.format.traits.packed_codecs}
+    require_packable(companion_config(checkpoint.companions, RULE), packed, checkpoint.location)
 
 
 def _with_adapters(source: Source, checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoint:
@@ -352,7 +366,9 @@ def _valid_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, st
 def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
     plan = prepared.plan
     with gc_paused():  # many small objects, none of them garbage
-        tensors = tensor_reports(executed.done, lambda step: exactness(step.planned, plan.format, prepared.inexact))
+        tensors = tensor_reports(
+            executed.completed, lambda step: exactness(step.planned, plan.format, prepared.inexact)
+        )
     return ConvertReport(
         source=facts.location,
         destination=prepared.target.display,

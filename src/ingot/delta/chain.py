@@ -120,14 +120,15 @@ def next_stage(before: Mapping[str, PatchChain], link: Link, stage: int) -> Rout
         try:
             make(name)
         except IngotError as error:
-            raise error.at(f"{link.location}: tensor {name[:200]!r}") from None
+            raise error.add_location(f"{link.location}: tensor {name[:200]!r}") from None
     if info.base.content is None:  # the base's identity covers only the delta's tensors
         removed = set(info.removed)
         unlisted = [name for name in unlisted if name not in removed]
         return ComputedMap(dict.fromkeys((*info.tensors, *unlisted)) if unlisted else info.tensors, make)
     mismatched = set(unlisted) ^ set(info.removed)
     if mismatched:
-        raise _base_error("the same names", f"{min(mismatched)[:200]!r} in only one of them").at(link.location)
+        problem = f"{min(mismatched)[:200]!r} in only one of them"
+        raise _base_error("the same names", problem).add_location(link.location)
     return ComputedMap(info.tensors, make)
 
 

@@ -91,7 +91,7 @@ class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A tensor of the fine-tune, its route from the base, and the delta's operation and tensor for it."""
+    """A tensor of the fine-tune, its chain of patches from the base, and the delta's operation and tensor for it."""
 
     route: PatchChain
     tuned: Tensor

@@ -460,7 +460,7 @@ class _Diff:
 
     def _report(self, planned: _Planned, info: DeltaInfo, executed: Executed) -> DiffReport:
         rounded = [self._planner.outcomes[name] for name in sorted(self._planner.outcomes)]
-        tensors = tensor_diffs(info.tensors, planned.exact, executed.done, self._base, self._tuned)
+        tensors = tensor_diffs(info.tensors, planned.exact, executed.completed, self._base, self._tuned)
         return DiffReport(
             base=self._sources[0].location,
             tuned=self._sources[1].location,

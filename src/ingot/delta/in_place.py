@@ -218,7 +218,7 @@ class Application:
             else:
                 self._apply(route, matrix, undo, keep, running)
         except IngotError as error:
-            raise error.at(f"{self._link.location}: {route.name}") from None
+            raise error.add_location(f"{self._link.location}: {route.name}") from None
         if running is not None:
             self._digests[route.name] = hex_of(running)
 
@@ -241,12 +241,12 @@ class Application:
 
 
 def _stored(route: PatchChain) -> Tensor:
-    """Return the delta's tensor that a route ends with, or its origin if the delta does not change it."""
+    """Return the delta's tensor that a chain of patches ends with, or its origin if the delta does not change it."""
     return route.layers[-1].tensor if route.layers else route.origin
 
 
 def _compute(route: PatchChain) -> Array:
-    """Return all values of a route."""
+    """Return all values of a tensor after its chain of patches."""
     out = empty(route.shape, route.dtype, route.name)
     flat = out.reshape(-1)
     start = 0

@@ -96,19 +96,19 @@ class Identify(Observer):
 
             yield of_step
 
-    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any]:
-        self.require_size(sum(item.nbytes for item in done))
+    def conclude(self, completed: Sequence[CompletedStep]) -> Mapping[str, Any]:
+        self.require_size(sum(item.nbytes for item in completed))
         if self.wdelta:
-            content = self._base_content(done) if self.shards is not None else None
+            content = self._base_content(completed) if self.shards is not None else None
             self.info = structs.replace(self.info, base=Identity(content, {PARENT: self._parent()}))
         else:
-            base = Identity(self._base_content(done))
-            result = Identity(self._result_content(done))
+            base = Identity(self._base_content(completed))
+            result = Identity(self._result_content(completed))
             self.info = structs.replace(self.info, base=base, result=result)
         return self.metadata(self.info)
 
-    def _base_content(self, done: Sequence[CompletedStep]) -> str:
-        digests = {item.step.spec.name: item.digest(BASE) for item in done} | dict(self.same)
+    def _base_content(self, completed: Sequence[CompletedStep]) -> str:
+        digests = {item.step.spec.name: item.digest(BASE) for item in completed} | dict(self.same)
         ids = {
             name: TensorId(self.base[name].dtype, self.base[name].shape, digest)
             for name, digest in digests.items()
@@ -121,8 +121,8 @@ class Identify(Observer):
             self.progress.advance(tensor.nbytes, tensor.name)
         return content_of(ids)
 
-    def _result_content(self, done: Sequence[CompletedStep]) -> str:
-        passed = {item.step.spec.name: item.digest(RESULT) for item in done}
+    def _result_content(self, completed: Sequence[CompletedStep]) -> str:
+        passed = {item.step.spec.name: item.digest(RESULT) for item in completed}
         digests = {name: digest for name, digest in passed.items() if digest is not None} | dict(self.digests)
         # Tasks for slices of a tensor do not hash it.
         digests |= self.compute_digests(RESULT, [name for name in self.tuned if name not in digests])

@@ -46,9 +46,10 @@ Orders = dict[str, tuple[str, ...]]
 
 
 def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
-    """Return the orders in which the delta's tensors, ``names`` in the file's order, may have been hashed.
+    """Return the orders of tensors in which a writer may have computed the parent hash, by the order's name.
 
-    Equal orders are listed once. Raises ``IntegrityError`` ``delta.base``: the base lacks a tensor.
+    ``names`` are the delta's tensors in the file's order. Equal orders are listed once. Raises ``IntegrityError``
+    ``delta.base`` if the base lacks a tensor.
     """
     missing = next((name for name in names if name not in base), None)
     if missing is not None:

@@ -218,6 +218,6 @@ class _Patch:
 
 
 def _largest(route: PatchChain) -> Tensor:
-    """Return the tensor with most values on a route: its origin, or a difference that adds rows."""
+    """Return the largest tensor of a chain: its origin, or a delta's tensor whose shape differs from the origin's."""
     resized = [layer.tensor for layer in route.layers if layer.shape != route.origin.shape]
     return max(route.origin, *resized, key=lambda tensor: tensor.size) if resized else route.origin

@@ -149,7 +149,7 @@ class DiffPlanner:
             small = UNSCALED.get(self.container)
             if error.rule == "codec.underflow" and small is not None and self.is_default:
                 return self._plan(pair, tensor, small, count)
-            raise error if error.where and tensor.name in error.where else error.at(tensor.name) from None
+            raise error if error.where and tensor.name in error.where else error.add_location(tensor.name) from None
 
     def _storage(self, tensor: Tensor, base: Tensor | None) -> Storage:
         if self.auto:

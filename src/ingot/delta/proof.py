@@ -119,10 +119,10 @@ class Proof(Observer):
 
             yield of_step
 
-    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
+    def conclude(self, completed: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
         """Compare all hashes with the stated ones; raises ``IntegrityError`` ``delta.base`` or ``delta.result``."""
         for stage, expected in self._contents.items():
-            actual = content_of(self._ids(stage, done))
+            actual = content_of(self._ids(stage, completed))
             if stage == len(self._links):
                 self.result_id = actual
                 if actual != expected:
@@ -187,11 +187,11 @@ class Proof(Observer):
             return False
         return all(isinstance(step, Patch) and step.route.first_stage <= stage for step in covered)
 
-    def _ids(self, stage: int, done: Sequence[CompletedStep]) -> dict[str, TensorId]:
-        passed = {item.step.spec.name: item.digest(stage) for item in done}
+    def _ids(self, stage: int, completed: Sequence[CompletedStep]) -> dict[str, TensorId]:
+        passed = {item.step.spec.name: item.digest(stage) for item in completed}
         digests = {name: digest for name, digest in passed.items() if digest is not None}
         unhashed = [route for name, route in self._stages[stage].items() if name not in digests]
-        workers = self._workers if done else 0
+        workers = self._workers if completed else 0
         digests |= dict(ordered(lambda route: (route.name, _digest(route)), unhashed, workers))
         return {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self._stages[stage].items()}
 
@@ -227,12 +227,12 @@ class Proof(Observer):
 
 
 def _origins(routes: Routes) -> TensorMap[Tensor]:
-    """Return the tensors that routes begin with."""
+    """Return the tensors, by name, that chains of patches begin with."""
     return ComputedMap(routes, lambda name: routes[name].origin)
 
 
 def _digest(route: PatchChain) -> str:
-    """Return the BLAKE3 of a route's values, in hex."""
+    """Return the BLAKE3 digest of a tensor's values after its chain of patches, in hex."""
     if not route.layers:
         return tensor_digest(route.origin)
     running = Blake3()

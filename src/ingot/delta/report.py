@@ -41,9 +41,9 @@ class TensorDiff:
 
     ``op`` is ``apply``, ``replace`` or ``same``. ``nbytes`` are its bytes in the delta, ``tuned_nbytes`` those in the
     fine-tune. ``exact``: whether patching restores its values bit for bit. ``error`` is the error of the patched
-    weights (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None if exact or not measured. ``left`` is the share of the
-    difference's squared norm that patching does not restore: 0 for an exact result, 1 for the base. ``note`` describes
-    a difference to a base of another element type or shape, or why the full tensor is stored.
+    weights (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None if exact or not measured. ``unrestored`` is the share
+    of the difference's squared norm that patching does not restore: 0 for an exact result, 1 for the base. ``note``
+    describes a difference to a base of another element type or shape, or why the full tensor is stored.
     """
 
     name: str
@@ -55,43 +55,43 @@ class TensorDiff:
     tuned_nbytes: Bytes
     exact: bool
     error: Mapping[str, float] | None = None
-    left: Ratio | None = None
+    unrestored: Ratio | None = None
     note: str = ""
 
 
 def tensor_diffs(
     changes: Mapping[str, Change],
     exact: Sequence[bool],
-    done: Sequence[CompletedStep],
+    completed: Sequence[CompletedStep],
     base: Mapping[str, Tensor],
     tuned: Mapping[str, Tensor],
 ) -> list[TensorDiff]:
     """Describe every tensor of a fine-tune: its change, whether patching is exact, and the stored bytes.
 
-    ``exact`` has the order of ``changes``. ``done`` contains the steps of the stored tensors, in any order.
+    ``exact`` has the order of ``changes``. ``completed`` contains the steps of the stored tensors, in any order.
     """
-    stored = {item.step.spec.name: item for item in done}
+    stored = {item.step.spec.name: item for item in completed}
     return [
         _tensor_diff(base.get(name), tuned[name], change.op, is_exact, stored.get(name))
         for (name, change), is_exact in zip(changes.items(), exact, strict=True)
     ]
 
 
-def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, done: CompletedStep | None) -> TensorDiff:
-    lossy = done is not None and not exact and done.error.count > 0
-    moved = done.notes.get("moved", 0.0) if done else 0.0
+def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, step: CompletedStep | None) -> TensorDiff:
+    lossy = step is not None and not exact and step.error.count > 0
+    moved = step.notes.get("moved", 0.0) if step else 0.0
     return TensorDiff(
         name=tensor.name,
         shape=tensor.shape,
         dtype=tensor.dtype,
         op=op,
-        codec=done.step.spec.codec if done else "",
-        nbytes=done.nbytes if done else 0,
+        codec=step.step.spec.codec if step else "",
+        nbytes=step.nbytes if step else 0,
         tuned_nbytes=tensor.nbytes,
         exact=exact,
-        note=note_of(base, tensor, op, done.step.spec.dtype if done and exact else None),
-        error=done.error.summary() if done and lossy else None,
-        left=done.error.squared_error / moved if done and lossy and moved else None,
+        note=note_of(base, tensor, op, step.step.spec.dtype if step and exact else None),
+        error=step.error.summary() if step and lossy else None,
+        unrestored=step.error.squared_error / moved if step and lossy and moved else None,
     )
 
 
@@ -141,8 +141,8 @@ class DiffReport(Reportable):
     @property
     def short(self) -> list[TensorDiff]:
         """Tensors of whose difference patching restores less than half, the worst first."""
-        lossy = [tensor for tensor in self.tensors if tensor.left is not None and tensor.left > HALF]
-        return sorted(lossy, key=lambda tensor: -(tensor.left or 0))
+        lossy = [tensor for tensor in self.tensors if tensor.unrestored is not None and tensor.unrestored > HALF]
+        return sorted(lossy, key=lambda tensor: -(tensor.unrestored or 0))
 
     @property
     def worst(self) -> TensorDiff | None:
@@ -178,9 +178,9 @@ class DiffReport(Reportable):
             figures += [
                 Figure("lost", len(short), "count", data=False),
                 Figure("most", short[0].name, data=False),
-                Figure("left", short[0].left, "ratio", data=False),
+                Figure("unrestored", short[0].unrestored, "ratio", data=False),
             ]
-            text = "{lost} tensors keep less than half of their difference, worst {most}: {left} left"
+            text = "{lost} tensors keep less than half of their difference, worst {most}: {unrestored} not restored"
             lines.append(Line(f"{text}; take a finer strategy", "lost"))
         lines.append(Line("{item}", "note", items="notes"))
         shown = [tensors_table(self.tensors)] if tensors else []

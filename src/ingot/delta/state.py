@@ -86,9 +86,9 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], sa
     ranges += [(*address(arrays[name]), name, False) for name in same if arrays[name].nbytes]
     ends = {True: (0, ""), False: (0, "")}  # last address and its name, of changed and of unchanged tensors
     for start, stop, name, changes in sorted(ranges):
-        for other in (True, False) if changes else (True,):
-            if start < ends[other][0]:
-                raise _shared(name, ends[other][1])
+        for is_changed in (True, False) if changes else (True,):
+            if start < ends[is_changed][0]:
+                raise _shared(name, ends[is_changed][1])
         ends[changes] = max(ends[changes], (stop, name))
     return tied
 

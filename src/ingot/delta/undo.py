@@ -1,8 +1,8 @@
 """Undo a delta in memory, bit for bit, with small logs.
 
 An additive delta rounds, so that subtracting it restores the base only nearly; an exact delta can only be reverted from
-a log. For every chunk, a log holds the difference between the base and what is known without it (the result, or the
-result minus the delta). This difference is mostly zero.
+a log. For every chunk, a log holds the difference between the base and an estimate of it that needs no log: the result,
+or the result minus the delta. This difference is mostly zero.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A small trained language model, shipped so that what compression does to real weights can be measured."""
+"""A small trained language model that ships with Ingot, to measure the effect of compression on real weights."""

@@ -233,8 +233,8 @@ def select_windows(tokens: NDArray[np.integer[Any]], window: int, max_windows: i
     count = (len(tokens) - 1) // window
     if count < 1:
         raise UsageError(f"{len(tokens)} tokens do not fill a window of {window}")
-    taken = count if max_windows is None else min(count, max_windows)
-    starts = np.arange(taken) * count // taken * window
+    selected = count if max_windows is None else min(count, max_windows)
+    starts = np.arange(selected) * count // selected * window
     chosen: NDArray[np.integer[Any]] = tokens[starts[:, None] + np.arange(window + 1)]
     return chosen
 

@@ -1,4 +1,5 @@
-"""The demonstration: one small real model through the preset recipes, with what it costs and what it saves."""
+"""The demonstration: convert one small real model by the preset recipes, and show size, speed and error of each
+result."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class DemoRow:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """The whole demo: where the files are, the original's figures (first row), one row per recipe."""
+    """The results of the demo: the folder of its files, the row of the original model, and a row per recipe."""
 
     folder: str
     parameters: int
@@ -130,7 +131,7 @@ def _unpack(folder: Path) -> Path:
 
 
 class _Model:
-    """The original and what scores it; weights that are the same bit for bit are scored once."""
+    """The original model and its evaluation; results with bit-identical weights are evaluated only once."""
 
     def __init__(self, original: Path, config: Any, tokens: Any) -> None:
         self.original = original

@@ -8,10 +8,10 @@ vocabulary, every text can be encoded and decoding gives the text back.
 
 The JSON form is our own, chosen to be short::
 
-    {"format": "ingot-byte-bpe", "version": 1, "merges": [[left, right], ...]}
+    {"format": "ingot-byte-bpe", "version": 1, "merges": [[first, second], ...]}
 
 Token ids 0..255 are the single bytes; merge number ``i`` makes token
-``256 + i`` out of the two earlier tokens ``left`` and ``right``.
+``256 + i`` out of the two earlier tokens ``first`` and ``second``.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Tokenizer:
     def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
         self._bytes = [bytes([value]) for value in range(256)]
         self._rank: dict[tuple[int, int], int] = {}
-        for left, right in merges:
+        for first, second in merges:
             size = len(self._bytes)
-            if not (0 <= left < size and 0 <= right < size):
-                raise UsageError(f"merge {size - 256} joins unknown tokens: ({left}, {right})")
-            if (left, right) in self._rank:
-                raise UsageError(f"merge {size - 256} repeats an earlier one: ({left}, {right})")
-            self._rank[left, right] = size
-            self._bytes.append(self._bytes[left] + self._bytes[right])
+            if not (0 <= first < size and 0 <= second < size):
+                raise UsageError(f"merge {size - 256} joins unknown tokens: ({first}, {second})")
+            if (first, second) in self._rank:
+                raise UsageError(f"merge {size - 256} repeats an earlier one: ({first}, {second})")
+            self._rank[first, second] = size
+            self._bytes.append(self._bytes[first] + self._bytes[second])
         # Words repeat a great deal in text, so each is merged once only.
         self._cache: dict[str, tuple[int, ...]] = {}
 
@@ -108,7 +108,7 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return the JSON form, with one merge a line."""
-        merges = ",\n".join(f"  [{left}, {right}]" for left, right in self._rank)
+        merges = ",\n".join(f"  [{first}, {second}]" for first, second in self._rank)
         head = f'{{\n "format": "{FORMAT}",\n "version": {VERSION},\n "merges": [\n'
         return f"{head}{merges}\n ]\n}}\n"
 
@@ -194,7 +194,7 @@ class Tokenizer:
 def _pair(item: object) -> tuple[int, int]:
     """Check one entry of the JSON list of merges."""
     if isinstance(item, list) and len(item) == 2:
-        left, right = item
-        if type(left) is int and type(right) is int:
-            return left, right
+        first, second = item
+        if type(first) is int and type(second) is int:
+            return first, second
     raise UsageError(f"a merge must be two integers, not {item!r}")

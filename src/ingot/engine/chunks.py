@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from math import isfinite, prod
+
+import numpy as np
 
 from ingot.codecs.base import empty
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.buffers import scratch
-from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
+from ingot.core.numeric.dtypes import DTYPES, cast, numpy_dtype
 from ingot.core.runtime.parallel import HEAVY, check_cancelled
 from ingot.errors import UnsupportedError
 from ingot.model.reading.limits import require_in_proportion
@@ -54,6 +56,12 @@ def leading_rows(tensor: Tensor, *more_tensors: Tensor) -> Iterator[tuple[int, l
         yield start, arrays
         start = start + count
         size = min(4 * size, _MAX_ELEMENTS)
+
+
+def largest_magnitude(tensor: Tensor) -> float:
+    """Return the largest magnitude of a tensor's values; 0 if values are not finite, which encoders refuse."""
+    amax = max((float(np.abs(cast(rows, "f32")).max(initial=0)) for _, (rows,) in leading_rows(tensor)), default=0.0)
+    return amax if isfinite(amax) else 0.0
 
 
 def weight(tensor: Tensor) -> int:

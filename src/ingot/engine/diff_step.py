@@ -111,7 +111,7 @@ class _Comparing(StepRun[Diff]):
                 try:
                     encoder.fit_pass(old, new)
                 except IngotError as error:
-                    raise error.at(step.tensor.name) from None
+                    raise error.add_location(step.tensor.name) from None
         return encoder.params
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
@@ -166,7 +166,7 @@ class _Comparing(StepRun[Diff]):
             parts = step.encoder.encode(old, values, start)
         except IngotError as error:
             name = step.tensor.name
-            raise error if error.where and name in error.where else error.at(name) from None
+            raise error if error.where and name in error.where else error.add_location(name) from None
         stats = None
         commit = None
         if not step.encoder.lossless and (self.measured or self._rebuilt is not None):

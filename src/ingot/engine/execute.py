@@ -135,7 +135,8 @@ class Observer:
     """Observes values during execution. The base class does nothing."""
 
     def points(self, step: Step) -> Sequence[int]:
-        """Return the points of a step at which a digest of the values is required.
+        """Return the points of a step, such as ``RESULT`` for the patched values, at which a digest of the values is
+        required.
 
         The worker of the step computes the digest (``CompletedStep.digest``) unless several workers share the step.
         """
@@ -149,7 +150,7 @@ class Observer:
         """
         return _without_hashes()
 
-    def conclude(self, done: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
+    def conclude(self, completed: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
         """Check the completed steps before anything is published; return metadata that depends on their results.
 
         Raises an error to refuse the result.
@@ -203,7 +204,7 @@ class Executed:
     The first ``resumed`` steps are from an earlier run.
     """
 
-    done: Sequence[CompletedStep]
+    completed: Sequence[CompletedStep]
     files: Sequence[str]
     companions: Sequence[str]
     size: int
@@ -250,7 +251,7 @@ def execute(
     require_readable(plan, target.reads(written), target.name, files, staging.location)
     size = sum(written.stat(name).size for name in files)
     staging.publish([*files, *(name for name in companions if name not in files)])
-    return Executed(run.done, files, companions, size, run.resumed)
+    return Executed(run.completed, files, companions, size, run.resumed)
 
 
 def _require_whole(inputs: Sequence[Input]) -> None:
@@ -267,7 +268,7 @@ class _Run:
         self._resources = resources
         self._observer = observer
         self.files = LocalTarget(target.staging.files, late=not target.scattered)
-        self.done: list[CompletedStep] = []
+        self.completed: list[CompletedStep] = []
         self.resumed = 0
 
     def prepare(self, identities: Sequence[Any]) -> None:
@@ -319,7 +320,7 @@ class _Run:
                 ) as pipeline:
                     self._drive(pipeline)
                 checked()
-                metadata = self._observer.conclude(self.done)
+                metadata = self._observer.conclude(self.completed)
             if metadata is not None:
                 writer.amend(metadata)
             return writer.finish()
@@ -353,7 +354,7 @@ class _Run:
         self._journal.append(
             {"written": record, "nbytes": nbytes, "error": error.sums(), "params": params, "notes": notes}, nbytes
         )
-        self.done.append(CompletedStep(event.step, nbytes, error, notes))
+        self.completed.append(CompletedStep(event.step, nbytes, error, notes))
         if event.step.encoder is not None:
             event.step.encoder.forget()
 
@@ -378,7 +379,7 @@ class _Run:
         for record, step, spec in zip(records, plan.steps, learnt, strict=False):
             writer.restore(record["written"])
             error = ErrorStats(**record["error"])
-            self.done.append(CompletedStep(replace(step, spec=spec), record["nbytes"], error, record["notes"]))
+            self.completed.append(CompletedStep(replace(step, spec=spec), record["nbytes"], error, record["notes"]))
             self._resources.progress.advance(step.in_bytes)
         return writer
 

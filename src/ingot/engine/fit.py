@@ -23,7 +23,8 @@ Shape = tuple[int, ...]
 
 
 def is_opaque(tensor: Tensor) -> bool:
-    """Whether a tensor is dense but its values cannot be computed with: packed below a byte, or of unsupported type."""
+    """Whether Ingot cannot compute with the values of a dense tensor: they are packed below a byte, or their type is
+    unsupported."""
     return tensor.codec == DenseLayout.codec and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
 
 

@@ -74,7 +74,7 @@ class PatchChain:
 
     @property
     def opaque(self) -> bool:
-        """Whether the values cannot be computed with: packed below a byte, or of an unsupported type."""
+        """Whether Ingot cannot compute with the values: they are packed below a byte, or their type is unsupported."""
         return is_opaque(self.origin)
 
     def last_change_before(self, stage: int) -> int:
@@ -306,7 +306,7 @@ class _Layers:
             parts = self._step.encoder.encode(make())
         except IngotError as error:
             name = self._step.route.name
-            raise error if error.where and name in error.where else error.at(name) from None
+            raise error if error.where and name in error.where else error.add_location(name) from None
         for wait in waits:
             wait.result()
         return EncodedChunk(parts)

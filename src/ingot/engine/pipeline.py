@@ -128,14 +128,14 @@ class Budget:
         self._stopped = False
 
     def take_now(self, amount: int) -> bool:
-        """Acquire ``amount`` if this is possible without waiting; return whether it was acquired."""
+        """Acquire ``amount`` bytes if this is possible without waiting; return whether they were acquired."""
         with self._changed:
             fits = self._used == 0 or self._used + amount <= self.limit
             self._used += amount if fits else 0
             return fits and not self._stopped
 
     def take(self, amount: int) -> bool:
-        """Wait until ``amount`` fits and acquire it; return False if the pipeline was stopped."""
+        """Wait until ``amount`` bytes are free and acquire them; return False if the pipeline was stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._used == 0 or self._used + amount <= self.limit)
             self._used += amount

@@ -193,7 +193,11 @@ class Encode(Step):
         return rows, row_step(CODECS[encoder.codec], encoder, cols)
 
     def _cost_per_element(self, measured: bool) -> float:
-        """Return the memory per element of a chunk: rows, stored bytes, outputs (twice: allocator), scratch."""
+        """Return the bytes of memory that each element of a chunk needs.
+
+        They are the decoded row, the stored bytes, the outputs (twice, because the allocator may keep a freed copy),
+        and the encoder's scratch memory; if ``measured``, also the float32 values whose error is measured.
+        """
         outputs = self.out_bytes if self.encoder.single_chunk else 2 * self.out_bytes
         error = 4 if measured else 0
         # A wrapper codec copies its input for the inner codec and decodes it to measure the error.
@@ -216,7 +220,7 @@ class _Encoding(StepRun[Encode]):
                 for rows in chunks(self.step.tensor, (plan.rows, plan.cols), plan.chunk_rows):
                     encoder.fit_pass(rows)
         except CodecError as error:
-            raise error.at(self.step.tensor.name) from None
+            raise error.add_location(self.step.tensor.name) from None
         return encoder.params
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
@@ -249,7 +253,7 @@ class _Encoding(StepRun[Encode]):
         try:
             parts = step.encoder.encode(rows, start)
         except IngotError as failure:
-            raise failure.at(step.tensor.name) from None
+            raise failure.add_location(step.tensor.name) from None
         if self.measured and not step.exact and step.action == ENCODED:
             decoded = np.empty(rows.shape, np.float32)
             step.encoder.decode(parts, decoded)

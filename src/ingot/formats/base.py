@@ -425,6 +425,32 @@ class Format(ABC):
         return ()
 
 
+class ReadOnlyFormat(Format):
+    """A format that Ingot reads and does not write.
+
+    Subclasses set ``why_read_only``, the sentence that says so and what to write instead, and the rule of the error.
+    """
+
+    why_read_only: str
+    read_only_rule: str
+
+    def why_unsupported(self, spec: TensorSpec) -> str | None:
+        """Return why no tensor can be written: there is no writer."""
+        return self.why_read_only
+
+    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return no metadata, because nothing is written."""
+        return {}
+
+    def size(self, artifact: Artifact, options: WriteOptions) -> int:
+        """Raise ``UnsupportedError`` with the format's rule: there is no writer."""
+        raise UnsupportedError(self.why_read_only, rule=self.read_only_rule)
+
+    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> FormatWriter:
+        """Raise ``UnsupportedError`` with the format's rule: there is no writer."""
+        raise UnsupportedError(self.why_read_only, rule=self.read_only_rule)
+
+
 PROMPT = "Once upon a time"
 
 
@@ -489,10 +515,10 @@ def layout_variants(format: Format, spec: TensorSpec) -> Iterator[tuple[Storable
     Each layout is paired with the spec of the tensor in this layout. The codec's ``repack`` decides which layouts
     preserve every value.
     """
-    for other in alternatives(layout_of(spec), spec):
-        variant = with_layout(spec, other)
+    for layout in alternatives(layout_of(spec), spec):
+        variant = with_layout(spec, layout)
         if format.why_unsupported(variant) is None:
-            yield other, variant
+            yield layout, variant
 
 
 def with_layout(spec: TensorSpec, layout: Storable) -> TensorSpec:

@@ -46,7 +46,9 @@ _ENTRIES: tuple[tuple[str, str, tuple[Sign, ...]], ...] = (
     ("wdelta", "ingot.formats.wdelta.format:WdeltaFormat", (".wdelta", (0, b"wdelta\0"))),
     ("gguf", "ingot.formats.gguf.format:GgufFormat", (".gguf", (0, b"GGUF"))),
     ("onnx", "ingot.formats.onnx.format:OnnxFormat", (".onnx",)),
+    ("fsdp-ranks", "ingot.formats.torch.fsdp_ranks:FsdpRanksFormat", (".pt",)),
     ("torch", "ingot.formats.torch.format:TorchFormat", _TORCH),
+    ("torch-distributed", "ingot.formats.torch.distributed:TorchDistributedFormat", (".metadata", ".distcp")),
     ("coreml", "ingot.formats.coreml.format:CoremlFormat", ("manifest.json",)),
 )
 
@@ -179,8 +181,8 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
         if candidate.traits.looks_inside:
             if store is None or not candidate.confirms(store):
                 continue
-            claims = [other for other in claims if other[1] != entry]
-        elif any(entry == other for _, other in claims):
+            claims = [claim for claim in claims if claim[1] != entry]
+        elif any(entry == claim for _, claim in claims):
             continue
         claims.append((candidate, entry))
     claims = _select_claims(claims, store)

@@ -321,11 +321,11 @@ def renamed_tensors(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
     A pair has the same original name. If a checkpoint has several tensors with one original name, they are left out.
     """
     by_original: list[dict[str, list[str]]] = []
-    for checkpoint, other in ((first, second), (second, first)):
+    for checkpoint, counterpart in ((first, second), (second, first)):
         format = FORMATS[checkpoint.format]
         names_by_original = dict[str, list[str]]()
         for name in checkpoint:
-            if name not in other:
+            if name not in counterpart:
                 names_by_original.setdefault(format.original_name(name), []).append(name)
         by_original.append(names_by_original)
     names_a, names_b = by_original

@@ -212,7 +212,7 @@ def _check_attachments(source: Source) -> Iterator[Finding]:
                 message = "the draft head has no tensor names, so that its tensors were not checked against each other"
                 yield Finding("note", "draft.nameless", "draft head", message)
         except IngotError as error:
-            yield finding_of(error.at("draft head"), "draft head")
+            yield finding_of(error.add_location("draft head"), "draft head")
     if attached.coreml is not None:
         try:
             check_package(attached.coreml)

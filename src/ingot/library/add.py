@@ -143,9 +143,9 @@ _BATCH_BYTES = 256 << 20
 class Added(Reportable):
     """The result of an addition.
 
-    ``size`` is the total size of the files in bytes, ``stored`` the growth of the library in bytes. ``known`` is the
+    ``size`` is the total size of the files in bytes, ``stored`` the growth of the library in bytes. ``present`` is the
     number of objects that existed already, ``deltas`` the number stored as differences to objects of ``base``, and
-    ``whole`` the number stored without a base. ``notes`` describe the artifact if it is not a model.
+    ``full`` the number stored without a base. ``notes`` describe the artifact if it is not a model.
     """
 
     name: str
@@ -153,15 +153,16 @@ class Added(Reportable):
     files: Count
     size: Bytes
     stored: Bytes
-    known: Count
+    present: Count
     deltas: Count
-    whole: Count
+    full: Count
     notes: Texts = ()
 
     def report(self) -> Report:
         """Return the figures and notes."""
         words = (
-            "{name}: {files} files of {size} added in {stored}; objects: {known} known, {deltas} deltas, {whole} whole"
+            "{name}: {files} files of {size} added in {stored}; "
+            "objects: {present} present already, {deltas} deltas, {full} in full"
         )
         base = [Line("{base}", "base")] if self.base else []
         return Report(figures_of(self), [Line(words), *base, Line("{item}", "note", items="notes")])
@@ -293,9 +294,9 @@ class _Addition:
             files=len(manifest.files),
             size=manifest.size,
             stored=self._stored,
-            known=len(self._present),
+            present=len(self._present),
             deltas=deltas,
-            whole=len(self._written) - deltas,
+            full=len(self._written) - deltas,
             notes=self._notes,
         )
 

@@ -74,7 +74,7 @@ def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, l
 def _locate(store: Store, name: str, by_file: Mapping[str, list[Segment]]) -> None:
     """Add the parts in the catalog of the file ``name`` to files without parts; if ``name`` is empty, of the folder."""
     opened = _Opened(store)
-    empty = {other for other in by_file if not by_file[other]}
+    empty = {file for file in by_file if not by_file[file]}
     try:
         format, entry = _detected(opened, name)
         if format.traits.last_resort:

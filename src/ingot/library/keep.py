@@ -29,7 +29,7 @@ class Entry:
 
     All sizes are in bytes. ``size`` is the size of the artifact's files, ``stored`` the size of the objects that it
     needs, and ``shared`` the size of those objects that other artifacts also need. Removing this artifact and
-    collecting would free ``own``. ``problem`` is a rule if the artifact is damaged.
+    collecting would free ``removable`` bytes. ``problem`` is a rule if the artifact is damaged.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Entry:
     size: Bytes
     stored: Bytes
     shared: Bytes
-    own: Bytes
+    removable: Bytes
     problem: str = ""
 
 
@@ -56,7 +56,7 @@ class Holdings(Reportable):
         """Return a report with the artifacts as a table."""
         figures = [item for item in figures_of(self) if item.name != "artifacts"]
         heads = {"name": "artifact", "container": "format", "files": "files", "size": "size", "stored": "stored"}
-        heads |= {"shared": "of it shared", "own": "own", "problem": "problem" if self._damaged() else ""}
+        heads |= {"shared": "of it shared", "removable": "removable", "problem": "problem" if self._damaged() else ""}
         tables = [table_of("artifacts", self.artifacts, Entry, heads if self.artifacts else None)]
         words = "{location}: {size} of files stored in {stored}"
         unneeded = ", of which {unneeded} can be removed by ingot store gc" if self.unneeded else ""

@@ -227,7 +227,7 @@ class Objects:
         try:
             catalog = FORMATS["zt"].read(store, variant.file, verify=True)
         except IngotError as error:
-            raise error if location in (error.where or "") else error.at(location) from None
+            raise error if location in (error.where or "") else error.add_location(location) from None
         try:
             tensor = catalog.tensors.get(variant.id)
             sound = tensor is not None and len(catalog.tensors) == 1 and tensor.codec in _CODECS
@@ -247,7 +247,7 @@ class Objects:
             tensor.decoder = CODECS[tensor.codec]
             yield tensor
         except IngotError as error:
-            raise error if location in (error.where or "") else error.at(location) from None
+            raise error if location in (error.where or "") else error.add_location(location) from None
         finally:
             for source in catalog.sources:
                 source.close()

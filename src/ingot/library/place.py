@@ -59,14 +59,14 @@ class OpenLibrary:
     def _require_empty(self) -> None:
         """Raise if the folder has other content than a library; another process may be creating the library."""
         listing = self.folder.store.list()
-        others = [
+        foreign = [
             name
             for name in (*listing.files, *listing.folders)
             if name not in _LIBRARY_NAMES and not name.startswith(".")
         ]
-        if others:
+        if foreign:
             raise self._not_a_library(
-                f"a folder with other content, such as {others[0][:80]!r}; name a library, or a new folder"
+                f"a folder with other content, such as {foreign[0][:80]!r}; name a library, or a new folder"
             )
 
     @property

@@ -67,7 +67,7 @@ def names_by_shape(tensors: Sequence[tuple[tuple[int, ...], str]], layers: int) 
 
 
 def _assignments(matrices: Matrices, hidden: int, assigned: dict[str, int]) -> Iterator[dict[str, int]]:
-    """Yield each assignment of all roles to matrices (role to index) that extends ``taken``."""
+    """Yield each assignment of all roles to matrices (role to index) that extends ``assigned``."""
     if len(assigned) == len(_ROLES):
         yield dict(assigned)
         return

@@ -276,7 +276,7 @@ class Statistics:
         return {**entries, COUNT: ArrayEntry(np.array([count], np.int64))}
 
     def _share(self, location: str) -> None:
-        """Add A to the matrices that share it with another matrix according to the metadata."""
+        """Make A available for each matrix whose metadata entry ``NAME:same`` refers to the matrix that stores A."""
         for key, source_name in self.metadata.items():
             name, _, field = key.rpartition(":")
             if field != SAME:

@@ -203,6 +203,9 @@ def equal_layers(items: Iterable[Item], name: Callable[[Item], str], key: Callab
     return [(name(group[0]) if len(group) == 1 else pattern, group) for (pattern, _), group in groups.items()]
 
 
+INPUT_SCALE = ".input_global_scale"
+"""The end of the name of a scale for the inputs of a layer, in folders of compressed-tensors."""
+
 MERGED = re.compile(
     r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
 )

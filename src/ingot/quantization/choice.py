@@ -23,7 +23,7 @@ from ingot.model.layouts.affine import Group as Columns
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.layouts.palette import BITS as PALETTE_BITS
 from ingot.model.layouts.palette import PaletteLayout
-from ingot.model.layouts.scaled_codebook import MULTIPLY, ScaledCodebookLayout
+from ingot.model.layouts.scaled_codebook import DIVIDE, MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
 from ingot.quantization.entries import round_entries
@@ -140,7 +140,7 @@ class QuantizerSpec:
         if self.block is not None:
             return GgmlBlocksLayout(self.block)
         if grid.table == FOUR_BITS:
-            scales = {"scales": grid.scales, "second": MULTIPLY if grid.second else None}
+            scales = {"scales": grid.scales, "second": grid.second}
             return scaled_layout(shape, dtype, {"table": FOUR_BITS, "group": grid.group, **scales})[1]
         if grid.learnt:
             return ScaledCodebookLayout(grid.bits, Columns(grid.group), dtype, "f16", grid.scales)
@@ -226,15 +226,16 @@ def _grid(codec: str, options: dict[str, Any]) -> tuple[Grid, str | None]:
 def _four_bits(options: Mapping[str, Any]) -> Grid:
     """Return MXFP4's grid (OCP Microscaling Formats 1.0) or NVFP4's."""
     _require_known(options, ("table", "group", "scales", "second"))
-    group_sizes = {("f8_e8m0fnu", None): 32, ("f8_e4m3fn", MULTIPLY): 16}
+    group_sizes = {("f8_e8m0fnu", None): 32, ("f8_e4m3fn", MULTIPLY): 16, ("f8_e4m3fn", DIVIDE): 16}
     scales = options.get("scales", "f8_e8m0fnu"), options.get("second")
     if options["table"] != FOUR_BITS or scales not in group_sizes:
         raise _option_error(
-            f"table {FOUR_BITS} with scales f8_e8m0fnu, or f8_e4m3fn and second {MULTIPLY}", dict(options)
+            f"table {FOUR_BITS} with scales f8_e8m0fnu, or f8_e4m3fn and second {MULTIPLY} or {DIVIDE}",
+            dict(options),
         )
     if options.get("group", group_sizes[scales]) != group_sizes[scales]:
         raise _option_error(f"group {group_sizes[scales]} for scales {scales[0]}", options["group"])
-    return Grid(4, group_sizes[scales], scales[0], table=FOUR_BITS, second=scales[1] is not None)
+    return Grid(4, group_sizes[scales], scales[0], table=FOUR_BITS, second=scales[1])
 
 
 def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:

@@ -123,7 +123,11 @@ def _choose(
     feedback: Feedback | None,
     column: int,
 ) -> Codes:
-    """Return the codes of eight columns; with feedback, the better of two candidates under the columns' own metric."""
+    """Return the codes of eight columns: the nearest ones to the targets.
+
+    With ``feedback``, a second candidate takes the effect of the columns on each other into account; for each row the
+    candidate of lower error remains.
+    """
     plain = nearest(block_type, targets, scale, _normalized(diagonal))
     if feedback is None:
         return plain
@@ -132,9 +136,9 @@ def _choose(
     metric = inner @ np.diag(diagonal.astype(np.float64)) @ inner.T
     best = weights + (targets - weights) @ np.linalg.inv(inner).astype(np.float32)
     metric32 = metric.astype(np.float32)
-    other = nearest(block_type, best, scale, _normalized(np.ascontiguousarray(metric.diagonal(), np.float32)))
-    better = _quadratic(best - other.values, metric32) < _quadratic(best - plain.values, metric32)
-    plain.put(better, 0, other)
+    corrected = nearest(block_type, best, scale, _normalized(np.ascontiguousarray(metric.diagonal(), np.float32)))
+    better = _quadratic(best - corrected.values, metric32) < _quadratic(best - plain.values, metric32)
+    plain.put(better, 0, corrected)
     return plain
 
 
@@ -184,7 +188,11 @@ def _descend(rounded: Entries, weights: Array, factors: Factors) -> bool:
 
 
 def _candidate(rounded: Entries, column: int, gradient: Array, metric: Array) -> Codes:
-    """Return the better of two candidates for each row: nearest to the minimum of the error, and to a smaller step."""
+    """Return for each row the better of two candidates.
+
+    One is nearest to the values of least error, which a Newton step reaches; the other is nearest to the values after a
+    gradient step that is divided by the diagonal.
+    """
     run = slice(column, column + RUN)
     values = rounded.codes.values[:, run]
     scale = np.ascontiguousarray(rounded.scales[:, column // RUN])
@@ -192,14 +200,14 @@ def _candidate(rounded: Entries, column: int, gradient: Array, metric: Array) ->
     weights = _normalized(diagonal)
     inverse = np.linalg.inv(metric.astype(np.float64)).astype(np.float32)
     best = nearest(rounded.block_type, values - _times(gradient, inverse), scale, weights)
-    other = nearest(rounded.block_type, values - gradient / diagonal, scale, weights)
+    scaled = nearest(rounded.block_type, values - gradient / diagonal, scale, weights)
 
     def error(codes: Codes) -> Array:
         change = codes.values - values
         result: Array = 2 * _dot(gradient, change) + _quadratic(change, metric)
         return result
 
-    best.put(error(other) < error(best), 0, other)
+    best.put(error(scaled) < error(best), 0, scaled)
     return best
 
 

@@ -68,8 +68,10 @@ class Grid:
     scaled : bool
         True if the grid has scales. If false, levels are learnt values, and ``group`` is the number of columns whose
         codes coordinate descent changes together.
-    second : bool
-        True if all scales are multiples of one number per matrix.
+    second : str or None
+        ``multiply`` if all scales of a matrix are multiples of one number; ``divide`` if all are divided by it.
+    amax : float or None
+        With ``second``: the magnitude that the largest scale reaches; None for the largest magnitude of the matrix.
 
     If a grid has neither a table nor zeros and is not learnt, its levels are the integers from ``-2 ** (bits - 1)`` on.
     With one bit, the levels are then -1/2 and 1/2: signs. Without zeros, scales may be negative, so that the integer
@@ -84,7 +86,8 @@ class Grid:
     table: str | None = None
     nested: Nested | None = None
     scaled: bool = True
-    second: bool = False
+    second: str | None = None
+    amax: float | None = None
 
     @property
     def small(self) -> bool:
@@ -154,7 +157,7 @@ class Rounded:
     more_damping : float
         The number that feedback had to add to A's diagonal besides its damping, as a fraction of its mean.
     second : float
-        The number of which all scales of the matrix are multiples; 1 if ``grid.second`` is false.
+        The number by which all scales of the matrix are multiplied or divided; 1 if ``grid.second`` is None.
     error_sums : pair of float or None
         ``tr(D A D^T)`` and ``tr(W A W^T)``, if feedback computed them.
     """

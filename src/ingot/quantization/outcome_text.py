@@ -10,21 +10,21 @@ from ingot.quantization.tensor import Outcome
 _SHOWN = 4
 
 
-def outcome_lines(every: Sequence[Outcome], said: str) -> list[str]:
+def outcome_lines(every: Sequence[Outcome], source: str) -> list[str]:
     """Return report lines about the rounded matrices; an empty list if ``every`` is empty.
 
-    ``said`` identifies the statistics: their location or id.
+    ``source`` identifies the statistics: their location or id.
     """
     if not every:
         return []
-    errors = [each.error for each in every]
+    errors = [outcome.error for outcome in every]
     error = f"error under them {sum(errors) / len(errors):.3%} on average, {max(errors):.3%} at most"
-    unknown = [each.matrix for each in every if each.tokens is None]
-    unseen = [each.matrix for each in every if each.tokens == 0]
-    dead = [f"{each.matrix} ({each.dead})" for each in every if each.dead]
-    damped = [f"{each.matrix} ({_why(each)})" for each in every if each.singular]
+    unknown = [outcome.matrix for outcome in every if outcome.tokens is None]
+    unseen = [outcome.matrix for outcome in every if outcome.tokens == 0]
+    dead = [f"{outcome.matrix} ({outcome.dead})" for outcome in every if outcome.dead]
+    damped = [f"{outcome.matrix} ({_why(outcome)})" for outcome in every if outcome.singular]
     lines = [
-        (f"{len(every)} matrices were rounded by the statistics of {said}: {error}", True),
+        (f"{len(every)} matrices were rounded by the statistics of {source}: {error}", True),
         (f"without statistics, all errors weighed alike: {few(unknown)}", unknown),
         (f"no token was sent there, all errors weighed alike: {few(unseen)}", unseen),
         (f"inputs that were 0 for every token, whose columns weigh as damping has them: {few(dead)}", dead),

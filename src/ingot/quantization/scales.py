@@ -8,6 +8,7 @@ from ingot.codecs.blocks.compose import numbers_of
 from ingot.codecs.scaled_codebook.tables import codes_of, largest, numbers
 from ingot.core.runtime import native
 from ingot.errors import CodecError
+from ingot.model.layouts.scaled_codebook import DIVIDE
 from ingot.model.tensor import Array
 from ingot.quantization.grid import Grid, Rounded
 
@@ -52,27 +53,41 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last
 
 
 def second_of(weights: Array, grid: Grid) -> float:
-    """Return the number of which all scales of a matrix are multiples.
+    """Return the number by which all scales of a matrix are multiplied or divided, as ``grid.second`` requires.
 
     With this number, the largest number of the scales' type is the scale of the group of the largest magnitude.
     """
-    amax = float(np.abs(weights).max(initial=0))
-    return float(np.float32(amax / (float(grid.levels.max()) * largest(grid.scales)))) or 1.0
+    amax = float(np.abs(weights).max(initial=0)) if grid.amax is None else grid.amax
+    limit = float(grid.levels.max()) * largest(grid.scales)
+    if not amax:
+        return 1.0
+    if grid.second == DIVIDE:
+        return float(np.float32(min(limit / amax, float(np.finfo(np.float32).max))))
+    return float(np.float32(amax / limit)) or 1.0
+
+
+def apply_second(scales: Array, grid: Grid, second: float, *, inverse: bool = False) -> Array:
+    """Return scales of 8-bit types in f32, times or divided by the second scale; ``inverse`` undoes that."""
+    number = np.float32(second)
+    result: Array = scales / number if (grid.second == DIVIDE) != inverse else scales * number
+    return result
 
 
 def _small(rounded: Rounded, targets: Array, importance: Array) -> Array:
     """Return a scale of an 8-bit type for each row of ``targets``: the candidate of least error."""
     levels = rounded.levels
     dtype = rounded.grid.scales
-    second = np.float32(rounded.second)
+    grid = rounded.grid
     middle = (levels[1:] + levels[:-1]) / 2
     representable = numbers(dtype)
     smallest = representable[representable > 0].min()
-    ideal = np.maximum(np.abs(targets).max(1) / levels.max() / second, smallest)
+    peaks = np.abs(targets).max(1) / levels.max()
+    ideal = np.maximum(apply_second(peaks, grid, rounded.second, inverse=True), smallest)
     best = np.full(len(targets), np.inf)
     chosen = np.ones(len(targets), np.float32)
-    for factor in _FACTORS if rounded.grid.second else (0.5, 1, 2):
-        scales = np.maximum(representable[codes_of(ideal * np.float32(factor), dtype)], smallest) * second
+    for factor in _FACTORS if grid.second else (0.5, 1, 2):
+        stored = np.maximum(representable[codes_of(ideal * np.float32(factor), dtype)], smallest)
+        scales = apply_second(stored, grid, rounded.second)
         near = levels[np.searchsorted(middle, targets / scales[:, None])] * scales[:, None]
         error = np.square(targets - near, dtype=np.float64) @ importance
         chosen = np.where(error < best, scales, chosen)

@@ -28,6 +28,7 @@ from ingot.quantization.entries import Entries
 from ingot.quantization.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantization.grid import FOUR_BITS, Grid, Rounded
 from ingot.quantization.rounding import IMPORTANCE, error_under, values_of
+from ingot.quantization.scales import apply_second
 from ingot.quantization.table import SAMPLE
 from ingot.quantization.trellis import RoundedMatrix, Streams
 from ingot.reporting.report import Count, Ratio
@@ -74,10 +75,10 @@ def _four_bits(rounded: Sequence[Rounded], codes: Array) -> Mapping[str, Array]:
     grid = rounded[0].grid
     rising = numbers(FOUR_BITS)
     index = codes_of(np.sort(rising) + np.float32(0), FOUR_BITS)
-    second = np.float32(rounded[0].second)
-    scales = codes_of(np.concatenate([band.scales for band in rounded]) / second, grid.scales)
-    parts = {INDICES: pack(index[codes], grid.bits), SCALES: scales}
-    return {**parts, SECOND: second.reshape(1)} if grid.second else parts
+    second = rounded[0].second
+    scales = apply_second(np.concatenate([band.scales for band in rounded]), grid, second, inverse=True)
+    parts = {INDICES: pack(index[codes], grid.bits), SCALES: codes_of(scales, grid.scales)}
+    return {**parts, SECOND: np.full(1, second, np.float32)} if grid.second else parts
 
 
 def _rows(codes: Array, bits: int) -> Array:

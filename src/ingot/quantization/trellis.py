@@ -146,9 +146,9 @@ class _BandLinks:
     def add_errors(self, index: int, errors: Array) -> None:
         """Add the effect of a band's errors (f32 [cols, rows of the band]) to the shifts of earlier bands."""
         first, last = self._bands[index]
-        for other, (start, stop) in enumerate(self._bands[:index]):
+        for earlier, (start, stop) in enumerate(self._bands[:index]):
             link = np.ascontiguousarray(self._all.below[first:last, start:stop])
-            self._shifts[other] -= multiply(errors, link)
+            self._shifts[earlier] -= multiply(errors, link)
 
 
 @dataclass(slots=True)
@@ -170,8 +170,8 @@ class _Band:
     def feed_back(self, feedback: Feedback, links: _Linked | None) -> Array:
         """Round group by group; the weighted error of each column moves the targets of the columns after it.
 
-        If ``links`` of the rows are passed, a column is searched under the full G. Returns the targets, f32 [cols,
-        rows].
+        With ``links``, the scales and codes of a column are chosen by the full matrix G of the rows, not only by its
+        diagonal. Returns the moved targets, f32 [cols, rows].
         """
         grid = self.grid
         cols = len(self.target)
@@ -202,10 +202,10 @@ class _Band:
         return targets
 
     def choose(self, targets: Array, columns: Array, group: int) -> None:
-        """Set the scales of a group to the scales of least squared error, with weighted columns, for an open search.
+        """Set the scales of a group to those of least squared error, with weighted columns.
 
-        The search divides by the rows' RMS times a factor; a sample of columns decides which factor leaves the least
-        error.
+        The streams for this are found by a search without feedback. It divides the targets by the RMS of each row times
+        a factor; a sample of columns decides which factor leaves the least error.
         """
         grid = self.grid
         first = group * self.grid.group
@@ -278,9 +278,9 @@ def _gradient(
     if factors.outputs is None:
         return np.eye(last - first, dtype=np.float32), product[index].copy()
     gradient = np.zeros_like(product[index])
-    for other, (start, stop) in enumerate(bands):
+    for band, (start, stop) in enumerate(bands):
         link = np.ascontiguousarray(factors.outputs[start:stop, first:last])
-        native.kernels.matrix_multiply_add(product[other], link, gradient, 0, stop - start, 0, last - first)
+        native.kernels.matrix_multiply_add(product[band], link, gradient, 0, stop - start, 0, last - first)
     return np.ascontiguousarray(factors.outputs[first:last, first:last]), gradient
 
 

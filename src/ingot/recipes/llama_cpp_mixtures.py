@@ -144,12 +144,14 @@ class ModelFacts:
 
     @property
     def is_70b(self) -> bool:
-        """Whether llama.cpp counts the model among those of 70 billion weights, which it treats apart."""
+        """Whether llama.cpp counts the model among the models of 70 billion weights, for which it has separate
+        rules."""
         return self.architecture in ("llama", "qwen2") and self.layers == 80 and self.shared_heads > 1
 
 
 def parse_mixture(name: object, quantizer: object = None) -> Mixture:
-    """Return a mixture by its name; ``UsageError`` ``recipe.mixture`` if there is none, or no quantizer for it."""
+    """Return a mixture by its name; raise ``UsageError`` ``recipe.mixture`` if the mixture or the quantizer is
+    unknown."""
     if not isinstance(name, str) or name not in _TABLE:
         raise UsageError(
             f"expected a mixture of llama.cpp ({', '.join(NAMES)}), found {name!r:.80}", rule="recipe.mixture"
@@ -187,7 +189,8 @@ def preset_toml(preset: str) -> str:
 def facts_of(
     shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> ModelFacts:
-    """Return the facts of a model from its tensors, its config.json (may be empty) and its GGUF metadata (likewise)."""
+    """Return the facts of a model from its tensors, its ``config.json`` and its GGUF metadata; the last two may be
+    empty."""
     nested = config.get("text_config")
     config = {**config, **nested} if isinstance(nested, Mapping) else config
     arch = metadata.get("general.architecture", config.get("model_type", ""))
@@ -245,7 +248,7 @@ def _variant(name: str) -> str:
 
 
 def expand(recipe: Recipe, facts: ModelFacts) -> Recipe:
-    """Return the recipe with the rules of its mixture, for one model, behind its own rules."""
+    """Return the recipe with the rules of its mixture for one model, after the rules of the recipe itself."""
     if recipe.mixture is None:
         return recipe
     rules = list(recipe.rules)
@@ -269,9 +272,9 @@ def expand(recipe: Recipe, facts: ModelFacts) -> Recipe:
 
 
 def expand_for_llama(recipe: Recipe) -> Recipe:
-    """Return the recipe with the rules that its mixture has for a Llama model of ``LLAMA_LAYERS`` layers.
+    """Return the recipe with the rules of its mixture for a Llama model of ``LLAMA_LAYERS`` layers.
 
-    For lists and checks of presets without a model.
+    This serves lists and checks of presets, which have no model.
     """
     layers = range(LLAMA_LAYERS)
     return expand(recipe, ModelFacts(LLAMA_LAYERS, architecture="llama", value_layers=layers, down_layers=layers))
@@ -281,7 +284,8 @@ _Assignment = tuple[str, str, str | None, dict[str, Any]]
 
 
 def _assignments(mixture: Mixture, facts: ModelFacts) -> Iterator[_Assignment]:
-    """Yield label, type, quantizer and conditions; the first whose conditions hold decides."""
+    """Yield the rules of a mixture as label, type, quantizer and conditions. The first rule whose conditions hold
+    decides."""
     yield "head", _head_type(mixture), None, {"match": _HEAD, "roles": ("head",)}
     embedding = _head_type(mixture) if facts.tied else _embedding_type(mixture)
     yield "embedding", embedding, None, {"roles": ("embedding",), "exclude": _NO_TOKENS}

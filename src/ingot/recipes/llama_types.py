@@ -71,6 +71,6 @@ def _bits(name: str) -> int:
     return int(match[0]) if match else 0
 
 
-def _common_length(name: str, other: str) -> int:
-    pairs = zip(name, other, strict=False)
-    return next((index for index, (first, second) in enumerate(pairs) if first != second), min(len(name), len(other)))
+def _common_length(name: str, second: str) -> int:
+    pairs = zip(name, second, strict=False)
+    return next((index for index, (first, second) in enumerate(pairs) if first != second), min(len(name), len(second)))

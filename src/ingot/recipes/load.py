@@ -57,6 +57,7 @@ PRESETS = (
     "w4a16",
     "fp8",
     "fp8-block",
+    "nvfp4-w4a4-calibrated",
     "nvfp4",
     "mxfp4",
     "nf4",
@@ -240,7 +241,7 @@ def _mixture(root: Mapping[str, Any], location: str) -> Mixture | None:
     try:
         return parse_mixture(root["mixture"], root.get("quantizer"))
     except UsageError as error:
-        raise error.at(f"{location}: mixture") from None
+        raise error.add_location(f"{location}: mixture") from None
 
 
 def _rotate(table: Any, location: str) -> Rotate:
@@ -254,7 +255,7 @@ def _rotate(table: Any, location: str) -> Rotate:
     try:
         return Rotate(table.get("r1", False), table.get("r2", False), seed)
     except UsageError as error:
-        raise error.at(location) from None
+        raise error.add_location(location) from None
 
 
 def _rule(table: Mapping[str, Any], index: int, location: str) -> Rule:
@@ -264,7 +265,7 @@ def _rule(table: Mapping[str, Any], index: int, location: str) -> Rule:
     try:
         return Rule(choice=_choice(table, location), **conditions)
     except UsageError as error:
-        raise error if error.where else error.at(location) from None
+        raise error if error.where else error.add_location(location) from None
 
 
 def _choice(table: Mapping[str, Any], location: str) -> Choice | Measured | None:
@@ -308,7 +309,7 @@ def _candidate(table: Mapping[str, Any], location: str) -> Choice:
     try:
         return _codec_choice(table, location)
     except UsageError as error:
-        raise error if error.where else error.at(location) from None
+        raise error if error.where else error.add_location(location) from None
 
 
 def _refuse_unknown(table: Mapping[str, Any], allowed: tuple[str, ...], location: str) -> None:

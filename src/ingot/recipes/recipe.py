@@ -228,8 +228,12 @@ class Rotate:
         return cls("r1" in names, "r2" in names)
 
 
-ACTIVATIONS = ("int8", "fp8")
-"""Schemes of inputs that layers quantize while the model runs, with one dynamic scale for each token."""
+STATIC_ACTIVATIONS = ("nvfp4",)
+"""Schemes of inputs with a static scale for each matrix, which calibration determines: FP4 in groups of 16, each with
+an FP8 scale that is computed while the model runs."""
+ACTIVATIONS = ("int8", "fp8", *STATIC_ACTIVATIONS)
+"""Schemes of inputs that layers quantize while the model runs; ``int8`` and ``fp8`` with one dynamic scale for each
+token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +255,8 @@ class Recipe:
     """Named, ordered rules. A tensor that no rule hits is kept unchanged.
 
     ``general`` rules, such as those of presets, are written for all models: it is no mistake if one of them hits no
-    tensor of a model. ``rotate`` is applied to the model before the rules. ``activations`` states that layers quantize
-    their inputs while the model runs, to 8-bit integers or FP8 with one scale for each token. ``runs_in`` lists the
+    tensor of a model. ``rotate`` is applied to the model before the rules. ``activations`` states how layers quantize
+    their inputs while the model runs (``ACTIVATIONS``). ``runs_in`` lists the
     programs that run the result. The rules of a ``mixture`` depend on the model and are added for it
     (``llama_cpp_mixtures.expand``). ``fallbacks`` then maps the labels of rules with a fallback type, whose block
     divides the columns, to the requested and the stored type.

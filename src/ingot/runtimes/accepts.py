@@ -100,10 +100,11 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
 
 
 def source_reasons(profile: RuntimeProfile, container: str, source: Source) -> list[Reason]:
-    """Return what a source lacks that a result in a folder would lack too: files, keys of ``config.json``, tokens.
+    """Return the reasons why a folder converted from this source would fail in the runtime: missing files, keys or
+    tokens.
 
-    A conversion copies these from the folder of the source. Sources and results with metadata of their own are left to
-    the conversion.
+    Files and keys of ``config.json`` are copied unchanged from the folder of the source. A GGUF source returns no
+    reasons, because the conversion creates its files.
     """
     if source.catalog.metadata.get("general.architecture") is not None:
         return []
@@ -119,7 +120,11 @@ def source_reasons(profile: RuntimeProfile, container: str, source: Source) -> l
 def accepts_specs(
     profile: RuntimeProfile, container: str, specs: Iterable[TensorSpec], *, activations: bool = False
 ) -> Answer:
-    """Return whether a program accepts the tensors of a planned artifact: schemes and merged projections only."""
+    """Return whether a program accepts the tensors of a planned artifact.
+
+    It checks the container, the schemes of tensors, packed embeddings and merged projections; files and second scales
+    do not exist yet.
+    """
     if container not in profile.containers:
         expected = " or ".join(readable_containers(profile))
         reason = Reason("runtime.container", container, f"{profile.label} reads {expected}, not {container}")
@@ -135,7 +140,8 @@ def accepts_specs(
 
 
 def refusal(answer: Answer, location: str) -> UnsupportedError:
-    """Return the error of an answer that is no: its first reason, and how many more there are."""
+    """Return the error for an artifact that a program would not load: the first reason, and the number of further
+    ones."""
     first = answer.reasons[0]
     more = f" (and {len(answer.reasons) - 1} more reasons)" if len(answer.reasons) > 1 else ""
     return UnsupportedError(
@@ -348,7 +354,8 @@ def _unopened(profile: RuntimeProfile, source: Source) -> Iterator[Reason]:
 def _vocabulary(
     profile: RuntimeProfile, source: Source, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Iterator[Reason]:
-    """Yield a reason if the tokenizer has more tokens than the embedding has rows, or in a file another number."""
+    """Yield a reason if the number of tokens does not fit the rows of the embedding, as the profile's ``vocabulary``
+    requires."""
     rule = profile.constraints.vocabulary
     embedding = _embedding(tensors)
     if rule == "any" or embedding is None or not embedding.shape:

@@ -1,4 +1,4 @@
-"""The choice of program, container and preset from what the user states: pure, without a look at a model."""
+"""Choose the program, the container and the preset from the options of a user, without opening the model."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def choose(
     preset: str | None = None,
     format: str | None = None,
 ) -> Chosen:
-    """Return what ``ingot quantize`` writes.
+    """Choose the runtime, container and recipes of ``ingot quantize`` from its options.
 
-    ``runtime`` alone decides; ``bits``, ``type`` and ``preset`` refine it, and only one of them may be stated. Without
-    ``runtime``, ``type`` means llama.cpp, and otherwise the suffix of ``out`` decides.
+    ``runtime`` alone is sufficient; ``bits``, ``type`` and ``preset`` refine it, and only one of them may be stated.
+    Without ``runtime``, ``type`` implies llama.cpp, and otherwise the suffix of ``out`` decides.
 
     Raises
     ------
@@ -94,7 +94,8 @@ def _profile(runtime: str | None, type: str | None, container: str | None) -> Ru
 
 
 def _pair(preset: str) -> tuple[str, str]:
-    """Return a preset, or a recipe file, as plain and calibrated recipe."""
+    """Return the plain and the calibrated recipe that belong to a preset or to a recipe file; empty if there is
+    none."""
     name = preset_name(preset) or preset
     if name.endswith(CALIBRATED):
         return "", name

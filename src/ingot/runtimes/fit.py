@@ -1,4 +1,4 @@
-"""Which presets a container can hold, and which programs run the result: decided by their rules, without a model."""
+"""Find which presets a container can hold and which runtimes read the result, by their rules alone, without a model."""
 
 from __future__ import annotations
 
@@ -45,14 +45,17 @@ def _quantizing(choice: Choice) -> bool:
 
 
 def holds(format: Format, recipe: Recipe) -> bool:
-    """Return whether a format stores in packed form what each quantizing rule of a recipe makes."""
+    """Return whether a format stores, in packed form, the matrices of every rule of a recipe that quantizes."""
     rules = [rule for rule in expand_for_llama(recipe).rules if any(map(_quantizing, choices_of(rule)))]
     return all(any(specs_in(format, rule, choice) for choice in choices_of(rule)) for rule in rules)
 
 
 def specs_in(format: Format, rule: Rule, choice: Choice) -> list[TensorSpec]:
-    """Return the specs in which a format stores a matrix under a choice: as made, or in another layout; none if it
-    decodes the matrix."""
+    """Return the specs in which a format stores a matrix under a choice: in the layout of the codec, or in another
+    layout of the same codes.
+
+    The list is empty if the format would store the decoded matrix.
+    """
     specs: list[TensorSpec] = []
     for spec in _specs(rule, choice):
         if format.why_unsupported(spec) is None:
@@ -63,7 +66,8 @@ def specs_in(format: Format, rule: Rule, choice: Choice) -> list[TensorSpec]:
 
 
 def _same_grid(encoded: TensorSpec, variant: TensorSpec) -> bool:
-    """Return whether codes of one layout can be those of another: as many bits, and groups that divide the groups."""
+    """Return whether a layout can have the codes of another: equally many bits, and groups of equal size or of a
+    divisor of it."""
     bits, group = _grid(encoded)
     variant_bits, variant_group = _grid(variant)
     if bits is None or bits != variant_bits:
@@ -74,7 +78,8 @@ def _same_grid(encoded: TensorSpec, variant: TensorSpec) -> bool:
 
 
 def _grid(spec: TensorSpec) -> tuple[int | None, int | str | None]:
-    """Return bits of a code and what shares a scale; None for codes that no other layout has."""
+    """Return the bits of a code and the unit that shares a scale (columns, ``row``, ...); None for codes that only
+    their own layout can store."""
     stored = stored_scheme(spec, "")
     if stored.storage == "blocks":
         return (int(stored.type[1]), 32) if stored.type in _SIMPLE_BLOCKS else (None, None)
@@ -82,7 +87,8 @@ def _grid(spec: TensorSpec) -> tuple[int | None, int | str | None]:
 
 
 def _specs(rule: Rule, choice: Choice) -> Iterator[TensorSpec]:
-    """Yield what a choice makes of a matrix that the rule's conditions fit, for each element type that it takes."""
+    """Yield the spec of a matrix that meets the rule's conditions after encoding it by a choice, for each element type
+    that the codec accepts."""
     columns = lcm(_COLUMNS, rule.cols_multiple_of)
     shape = (_ROWS, columns)
     for dtype in _DTYPES:
@@ -142,8 +148,8 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
 def presets_of(profile: RuntimeProfile) -> list[str]:
     """Return the presets that a program runs: those that the profile names, then others that a container holds."""
     named = [name for item in profile.presets for name in (item.plain, item.calibrated) if name]
-    others = [name for name in ALL_PRESETS if name not in named]
-    return [*named, *(name for name in others if _runs(profile, load_recipe(name)))]
+    unnamed = [name for name in ALL_PRESETS if name not in named]
+    return [*named, *(name for name in unnamed if _runs(profile, load_recipe(name)))]
 
 
 def _runs(profile: RuntimeProfile, recipe: Recipe) -> bool:

@@ -25,8 +25,9 @@ class StoredScheme:
     """How one tensor is stored.
 
     ``storage`` is that of ``Scheme``, or the codec for a storage that no scheme describes. ``type`` is the dense
-    element type, the number type, or the block type. ``group`` is what shares a scale, None if nothing does.
-    ``columns`` is the length of a row, ``rows`` the number of rows of a matrix.
+    element type, the number type, or the block type. ``group`` is the unit that shares a scale (columns, ``row``,
+    ``tensor``, ``128x128``), None without scales. ``columns`` is the length of a row, ``rows`` the number of rows of a
+    matrix.
     """
 
     storage: str
@@ -53,7 +54,7 @@ class StoredScheme:
 
 
 def group_text(group: int | str | None) -> str:
-    """Return what shares a scale, for messages: ``, groups of 64``."""
+    """Return the unit that shares a scale, as text for messages: ``, groups of 64``."""
     if group is None:
         return ""
     if isinstance(group, int):
@@ -64,7 +65,8 @@ def group_text(group: int | str | None) -> str:
 def stored_scheme(tensor: Tensor | TensorSpec, container: str, *, symmetric: bool | None = None) -> StoredScheme:
     """Return the scheme of a tensor in a container; raises ``CodecError`` for attributes that contradict each other.
 
-    ``symmetric`` is what ``config.json`` declares of integers with stored zero points, None if it declares nothing.
+    ``symmetric`` is the key of that name in ``config.json``, for integers with stored zero points; None if it is
+    absent.
     """
     layout = layout_of(tensor)
     rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
@@ -99,7 +101,7 @@ def _values(layout: Layout, container: str, symmetric: bool | None) -> StoredSch
 
 
 def _group(grid: object) -> int | str:
-    """Return what shares a scale, as profiles spell it."""
+    """Return the unit that shares a scale, as profiles spell it."""
     if isinstance(grid, Group):
         return grid.columns
     if isinstance(grid, Tiles):

@@ -1,1 +1,1 @@
-"""Stores: where bytes live."""
+"""Stores: folders of named files on disks, in memory and on other machines."""

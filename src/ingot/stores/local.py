@@ -195,8 +195,8 @@ class LocalStore(Store):
     def list(self, folder: str = "") -> Listing:
         """Return the files and folders directly in the store, or in its subfolder ``folder``.
 
-        Links count as what they lead to. The listing also names links that lead out of the store's folder; links of a
-        snapshot in the Hugging Face Hub's cache to the blobs of the same model do not count as such.
+        Links are listed as the file or folder that they lead to. The listing also names links that lead out of the
+        store's folder, except links of a snapshot in the Hugging Face Hub's cache to the blobs of the same model.
         """
         path = self._folder / file_name(folder, self.location) if folder else self._folder
         files = []

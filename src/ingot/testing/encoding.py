@@ -79,7 +79,8 @@ def repacks(codec: Codec, tensor: Tensor) -> list[Repacked]:
 
 
 def repacked(repack: Repacked, tensor: Tensor, cuts: Sequence[int] = ()) -> Tensor:
-    """Return the repacked tensor; it is read in chunks that begin at multiples of ``step`` near ``cuts``."""
+    """Return a tensor repacked in chunks; a chunk begins at each of ``cuts``, rounded down to a multiple of
+    ``step``."""
     reader = repack.reader()
     packed = dict[str, list[Array]]()
     for rows in chunks(repack.rows, [cut // repack.step * repack.step for cut in cuts]):

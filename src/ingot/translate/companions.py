@@ -67,7 +67,8 @@ def _is_storable(name: str) -> bool:
 
 
 def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed, list[str]]:
-    """Return GGUF metadata of the tokenizer among the files, and notes on what llama.cpp does differently.
+    """Return GGUF metadata of the tokenizer among the files, and notes on texts that llama.cpp would tokenize
+    differently.
 
     Parameters
     ----------
@@ -138,7 +139,11 @@ def _special_token_metadata(
     added_around: tuple[bool, bool],
     typed: keys.Typed,
 ) -> keys.Typed:
-    """Return GGUF metadata of special tokens, and whether each is added to a text, unless by default."""
+    """Return GGUF metadata of special tokens: their ids, and whether each is added to a text.
+
+    ``added_around`` is whether the tokenizer adds its first and last token to a text; it is written only where
+    llama.cpp's default differs.
+    """
     count = len(typed[keys.TOKENS][1])
     ids = {role: token_id for role, token_id in {**trained, **special.ids}.items() if token_id < count}
     model, pre = (str(typed[key][1]) for key in (keys.MODEL, keys.PRE))
@@ -240,7 +245,8 @@ def _is_well_formed(name: str, text: str) -> bool:
 def files_of(
     metadata: Mapping[str, Any], config: Mapping[str, Any], family: Family
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Return the files that a GGUF file's metadata yield, and what they do differently from llama.cpp.
+    """Return the files that a GGUF file's metadata yield, and notes on texts that they tokenize differently from
+    llama.cpp.
 
     ``config`` is written as ``config.json``.
 

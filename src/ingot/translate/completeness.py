@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ingot.artifacts.open import Source
 from ingot.errors import UnsupportedError
@@ -18,7 +19,9 @@ from ingot.model.delta import KEY as DELTA
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.store import Store
 from ingot.model.tensor import Tensor
-from ingot.translate.expected import expected_tensors
+from ingot.translate.expected import absent_tensors, expected_tensors
+from ingot.translate.families import FAMILIES
+from ingot.translate.mlx_tensors import from_mlx
 
 MISSING = "model.missing-tensor"
 SHAPE = "model.shape"
@@ -77,9 +80,15 @@ def _missing(source: Source, checkpoint: Checkpoint) -> list[Defect]:
     config = source.config()
     empty = [name for name in checkpoint if config.get("model_type") and checkpoint[name].shape == (0,)]
     defects = [Defect(SHAPE, name, "no elements, as DeepSpeed ZeRO-3 leaves tensors in model files") for name in empty]
-    expected = None if source.format.name in _OTHER_NAMES else expected_tensors(config)
-    if expected is None:
+    if source.format.name in _OTHER_NAMES:
         return defects
+    expected = expected_tensors(config)
+    if expected is None:
+        return [
+            *defects,
+            *(Defect(MISSING, name, "models of the family have it") for name in _absent(checkpoint, config)),
+        ]
+    checkpoint = from_mlx(checkpoint, config).checkpoint
     arranged = _layers_with_other_experts(checkpoint, expected)
     for name, shape in expected.items():
         if name not in checkpoint:
@@ -90,6 +99,14 @@ def _missing(source: Source, checkpoint: Checkpoint) -> list[Defect]:
             message = f"shape {list(checkpoint[name].shape)}, config.json implies {list(shape)}"
             defects.append(Defect(SHAPE, name, message))
     return defects
+
+
+def _absent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[str]:
+    """Return the names of tensors that a model's other layers, or its family, imply and the checkpoint lacks."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None or config.get("architectures", [family.model_class]) != [family.model_class]:
+        return []
+    return absent_tensors(config, family, from_mlx(checkpoint, config).checkpoint)
 
 
 def _layers_with_other_experts(checkpoint: Checkpoint, expected: Mapping[str, object]) -> set[str]:

@@ -41,6 +41,31 @@ def same_value(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
+def nested_value(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, or of ``outer.inner`` in a nested object; None if there is none."""
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        return config.get(key)
+    nested = config.get(outer)
+    return nested.get(inner) if isinstance(nested, Mapping) else None
+
+
+def set_nested(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a key, or of ``outer.inner`` in a nested object."""
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        config[key] = value
+        return
+    nested = config.get(outer)
+    config[outer] = {**(nested if isinstance(nested, Mapping) else {}), inner: value}
+
+
+def largest(value: Any) -> Any:
+    """Return the largest integer of a list with a value per layer, or the value itself if it is no such list."""
+    is_list = isinstance(value, list) and value and all(type(item) is int for item in value)
+    return max(value) if is_list else value
+
+
 def shorten(value: Any) -> Any:
     """Return the shortest decimal that is equal in f32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -6,9 +6,11 @@ Names and shapes are those of transformers' classes (``modeling_*.py``, 5.23), a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from ingot.translate.families import Family
 
 Shapes = Mapping[str, str]
 """Tensor name to dimensions separated by spaces. A dimension is a sum of sizes such as ``Q+2K`` (see ``_sizes``)."""
@@ -66,6 +68,36 @@ def expected_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | 
         return _expand(shapes, config, sizes, layers)
     except KeyError:
         return None
+
+
+def absent_tensors(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> list[str]:
+    """Return the names of tensors that a model of the family needs and that are not among ``names``.
+
+    For families without ``ModelShapes``: the tensors outside of layers, each layer, and the tensors of a layer that
+    another layer has in addition to all of its own. Layers of different types have tensors that the others lack, so
+    they are not compared. Heads are not required, because they may be tied to the embedding. Empty if the config does
+    not state the number of layers.
+    """
+    count = config.get(family.aliases.get("num_hidden_layers", "num_hidden_layers"), config.get("num_hidden_layers"))
+    if type(count) is not int or not 0 < count <= _MAX_COUNT:
+        return []
+    present = {name.removeprefix(family.base) for name in names}
+    heads = {*family.heads, "lm_head", "embed_out"}
+    required = [f"{module}.weight" for module in family.ends if module not in heads]
+    absent = [name for name in required if name not in present]
+    prefix = f"{family.block}."
+    layers: dict[int, set[str]] = {}
+    for name in present:
+        number, _, inner = name.removeprefix(prefix).partition(".") if name.startswith(prefix) else ("", "", "")
+        if inner and number.isdecimal() and len(number) < 7 and not inner.endswith("inv_freq"):
+            layers.setdefault(int(number), set()).add(inner)
+    absent += [f"{prefix}{index}.*" for index in range(count) if index not in layers]
+    contents = {index: frozenset(layers[index]) for index in range(count) if index in layers}
+    types = set(contents.values())
+    larger = {narrow: max((wide for wide in types if narrow < wide), key=len, default=narrow) for narrow in types}
+    for index, content in contents.items():
+        absent += [f"{prefix}{index}.{name}" for name in sorted(larger[content] - content)]
+    return absent
 
 
 def _expand(

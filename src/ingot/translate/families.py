@@ -1,23 +1,48 @@
-"""Supported architectures: transformers' model type, llama.cpp's name, and how their tensors differ."""
+"""Supported architectures: transformers' model type, llama.cpp's name, and how their tensors differ.
+
+The records are TOML tables in ``family_data/*.toml``, one per model type (``docs/developing/family.md``).
+"""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from ingot.translate.config_numbers import same_value
 
 UNSUPPORTED = "architecture.unknown"
 """The rule for models of families that Ingot does not translate."""
 
-_ENDS = ("model.embed_tokens", "model.norm", "lm_head")
+_INDEX = re.compile(r"(?<=\.)[0-9]{1,6}(?=\.)")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _ATTENTION = (*_QKV, "self_attn.o_proj")
-_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-_SHARED = tuple(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down"))
-_DENSE = (*_NORMS, *_ATTENTION, *_MLP)
-_FUSED = (*_NORMS, "self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
-_FOUR_NORMS = (*_DENSE, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "@ends": ("model.embed_tokens", "model.norm", "lm_head"),
+    "@norms": _NORMS,
+    "@qkv": _QKV,
+    "@attention": _ATTENTION,
+    "@head_norms": ("self_attn.q_norm", "self_attn.k_norm"),
+    "@mlp": _MLP,
+    "@dense": (*_NORMS, *_ATTENTION, *_MLP),
+    "@feed_forward_norms": ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    "@latent": tuple(
+        f"self_attn.{part}"
+        for part in (
+            *("q_proj", "q_a_proj", "q_b_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"),
+            *("kv_b_proj", "k_b_proj", "v_b_proj", "o_proj"),
+        )
+    ),
+    "@shared_expert": tuple(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")),
+    "@shared_experts": tuple(f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")),
+    "@experts": tuple(f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")),
+}
+"""Names for groups of modules in the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +51,38 @@ class Experts:
 
     prefix: str
     modules: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An invertible transform of some tensors (``steps``).
+
+    Parameters
+    ----------
+    transform : str
+        ``reorder``, ``transpose``, ``split``, ``join``, ``squeeze``, ``unsqueeze``, ``fold``, ``flatten``, ``values``,
+        ``stack`` or ``rename``.
+    tensors : tuple of str
+        Modules or parameters in a layer, or full names outside of layers.
+    into : tuple of str
+        Names of the results, if they differ.
+    sizes : tuple of str or int
+        Formulas (``formulas``): the shape that ``reorder`` and ``fold`` give to rows, or the parts of a split.
+    axes : tuple of int
+        The order of the dimensions that ``reorder`` gives to ``sizes``.
+    axis : int
+        The dimension that is split, joined, removed or added, or along which ``reorder`` works.
+    function : str
+        The function of ``values`` (``views.computed.FUNCTIONS``).
+    """
+
+    transform: str
+    tensors: tuple[str, ...]
+    into: tuple[str, ...] = ()
+    sizes: tuple[str | int, ...] = ()
+    axes: tuple[int, ...] = ()
+    axis: int = 0
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +108,10 @@ class Family:
         Modules of a classifier over the first token, and the modules whose names llama.cpp uses for them.
     unused : tuple of str
         Name prefixes of tensors that llama.cpp's graph does not use.
-    spelled : mapping
-        Tensors of a layer with irregular names, and the same names with llama.cpp's ending.
+    names : mapping
+        llama.cpp's names of tensors that gguf-py's table lacks: in a layer without ``blk.N.``, otherwise in full.
+    steps : tuple of Step
+        Transforms before names are translated.
     permuted : bool
         Whether rows of q and k are reordered: rotary embedding pairs neighbours in llama.cpp, halves in transformers.
     shifted : bool
@@ -64,33 +123,61 @@ class Family:
     experts : Experts, optional
     expert_count : str
         Key of ``config.json`` for the count of experts.
+    required : tuple of str
+        Usual keys of ``config.json`` that have to be integers above 0.
+    aliases : mapping
+        Usual keys of ``config.json``, and the names that the family has for them.
     keys : tuple of (key of config.json, GGUF key without the architecture's name, type)
         Keys in addition to the common ones, or replacing them.
     fixed : mapping
         Further GGUF keys without the architecture's name, with their types and values.
+    computed : mapping
+        GGUF keys without the architecture's name whose u32 values are formulas (``formulas``) of ``config.json``.
+    rows : mapping
+        GGUF keys without the architecture's name that are the number of rows of a module in a layer.
+    by_layer : mapping
+        GGUF keys without the architecture's name that hold an array of u32, with the formula for each layer type.
     defaults : mapping
         Keys of ``config.json`` that this family needs and GGUF metadata lack, with the values that llama.cpp assumes.
+    assumed : mapping
+        Values that llama.cpp's graph assumes for keys of ``config.json``; notes name the first. Empty: any value.
+    requires : mapping
+        Values that keys of ``config.json`` need to have, as a list or a formula; other values are refused.
     scalar : bool
         Whether ``config.json`` has the divisor of attention scores (``query_pre_attn_scalar``), which GGUF lacks.
     rope : mapping
         Like ``defaults``, for the rotary embedding's parameters; None if the family has no rotary embedding.
+    theta : float
+        transformers' default of ``rope_theta``.
+    rope_factors : bool
+        Whether llama.cpp's graph reads the divisors of Llama 3's scaling.
+    log_unit : float
+        Factor of YaRN's ``mscale_all_dim`` in llama.cpp's key.
+    long_factors : bool
+        Whether llama.cpp's graph reads LongRoPE's divisors.
     rope_by_layer : bool
         Whether layers with a sliding window have separate rotary parameters.
     partial : bool
         Whether ``partial_rotary_factor`` is used; otherwise the rotary embedding covers the whole head.
     window : int
         Period of llama.cpp's sliding-window layers: the last layer of each period sees all tokens. 0: every layer does.
+    window_pattern : bool
+        Whether the file states which layers have a sliding window.
+    window_layers : int
+        The number of layers with which llama.cpp uses a sliding window, and without which it does not; 0: any.
     padded : bool
         Whether positions are counted from after the padding token's id; llama.cpp has no rows for the earlier ones.
     tokenizer_model : str
         llama.cpp's name of the tokenizer, if it distinguishes the family from others.
+    from_metadata : bool
+        Whether GGUF metadata state all of ``config.json``. If not, a file is only read with the ``config.json`` in it.
     """
 
     model_type: str
     model_class: str
     arch: str
-    layer: tuple[str, ...] = _DENSE
-    ends: tuple[str, ...] = _ENDS
+    layer: tuple[str, ...] = _GROUPS["@dense"]
+    ends: tuple[str, ...] = _GROUPS["@ends"]
     block: str = "model.layers"
     base: str = ""
     heads: tuple[str, ...] = ()
@@ -98,205 +185,111 @@ class Family:
     tied: bool = False
     classifier: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    spelled: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
     permuted: bool = False
     shifted: bool = False
     interleaved: bool = False
     latent: bool = False
     experts: Experts | None = None
     expert_count: str = "num_experts"
+    required: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+    aliases: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[tuple[str, str, str], ...] = ()
     fixed: Mapping[str, tuple[str, object]] = field(default_factory=dict)
+    computed: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)
+    by_layer: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
+    assumed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    requires: Mapping[str, str | tuple[object, ...]] = field(default_factory=dict)
     scalar: bool = False
     rope: Mapping[str, object] | None = field(default_factory=dict)
+    theta: float = 10000.0
+    rope_factors: bool = False
+    log_unit: float = 0.1
+    long_factors: bool = False
     rope_by_layer: bool = False
     partial: bool = False
     window: int = 0
+    window_pattern: bool = False
+    window_layers: int = 0
     padded: bool = False
     tokenizer_model: str = ""
+    from_metadata: bool = True
 
 
-_QWEN_EXPERTS = Experts("mlp.experts", {"gate_proj": "gate", "down_proj": "down", "up_proj": "up"})
-_SILU = {"hidden_act": "silu"}
-_SPARSE = {**_SILU, "decoder_sparse_step": 1, "mlp_only_layers": []}
-_OSS_EXPERTS = tuple(f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
-_LATENT = tuple(
-    f"self_attn.{part}"
-    for part in (
-        *("q_proj", "q_a_proj", "q_b_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"),
-        *("kv_b_proj", "k_b_proj", "v_b_proj", "o_proj"),
-    )
-)
-_SHARED_EXPERTS = tuple(f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down"))
-_CORRECTION = {"mlp.gate.e_score_correction_bias": "mlp.gate.e_score_correction.bias"}
-_LATENT_KEYS = (
-    ("first_k_dense_replace", "leading_dense_block_count", "u32"),
-    ("q_lora_rank", "attention.q_lora_rank", "u32"),
-    ("kv_lora_rank", "attention.kv_lora_rank", "u32"),
-    ("n_shared_experts", "expert_shared_count", "u32"),
-    ("routed_scaling_factor", "expert_weights_scale", "f32"),
-    ("norm_topk_prob", "expert_weights_norm", "bool"),
-    ("n_group", "expert_group_count", "u32"),
-    ("topk_group", "expert_group_used_count", "u32"),
-)
-_ROBERTA_HEADS = ("classifier.dense", "classifier.out_proj")
-_BERT_CLASSIFIER = {"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}
-_SOFTMAX, _SIGMOID = 1, 2
-"""llama.cpp's ids of the functions that choose experts."""
-_BERT_LAYER = (
-    *(f"attention.self.{part}" for part in ("query", "key", "value")),
-    *("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
-)
-_BERT_ENDS = tuple(
-    f"embeddings.{part}" for part in ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm")
-)
+_LISTS = ("layer", "ends", "heads", "biased", "unused", "required")
 
 
-def _deepseek(
-    version: int, gating: int, layer: tuple[str, ...] = (), extra_defaults: Mapping[str, object] = {}
-) -> Family:
-    return Family(
-        f"deepseek_v{version}",
-        f"DeepseekV{version}ForCausalLM",
-        "deepseek2",
-        (*_NORMS, *_LATENT, *_MLP, *_SHARED_EXPERTS, "mlp.gate", *layer),
-        spelled=_CORRECTION,
-        latent=True,
-        biased=("mlp.gate.e_score_correction",),
-        experts=_QWEN_EXPERTS,
-        expert_count="n_routed_experts",
-        keys=_LATENT_KEYS,
-        fixed={"expert_gating_func": ("u32", gating)},
-        defaults={**_SILU, "q_lora_rank": None, "attention_bias": False, "moe_layer_freq": 1, **extra_defaults},
-    )
+def parse_families(text: str, earlier: Mapping[str, Mapping[str, Any]] = {}) -> dict[str, dict[str, Any]]:
+    """Return the records of a TOML text by model type, each merged over the record that its key ``like`` names.
+
+    ``earlier`` contains records of other files. A record whose name begins with ``_`` is only a base for others. In
+    lists of modules, names that begin with ``@`` stand for groups.
+    """
+    records: dict[str, dict[str, Any]] = {}
+    for model_type, table in tomllib.loads(text).items():
+        like = table.pop("like", None)
+        base = {} if like is None else {**earlier, **records}[like]
+        record = {**base, **table, "model_type": model_type}
+        for key in ("defaults", "assumed", "fixed", "names", "aliases", "computed", "requires"):
+            if key in base and key in table:
+                record[key] = {**base[key], **table[key]}
+        records[model_type] = record
+    return records
 
 
-def _encoder(
-    model_type: str,
-    model_class: str,
-    heads: tuple[str, ...],
-    classifier: Mapping[str, str] = {},
-    tokenizer_model: str = "",
-) -> Family:
-    """Return a BERT family; with a ``tokenizer_model``, one whose positions begin after the padding token's id."""
-    return Family(
-        model_type,
-        model_class,
-        "bert",
-        _BERT_LAYER,
-        (*_BERT_ENDS, *heads),
-        "encoder.layer",
-        base="roberta." if tokenizer_model else "bert.",
-        heads=heads,
-        classifier=classifier,
-        unused=("pooler.",),
-        keys=(
-            ("layer_norm_eps", "attention.layer_norm_epsilon", "f32"),
-            ("type_vocab_size", "tokenizer.ggml.token_type_count", "u32"),
-        ),
-        fixed={"attention.causal": ("bool", False)},
-        defaults={"hidden_act": "gelu", "position_embedding_type": "absolute"},
-        rope=None,
-        padded=bool(tokenizer_model),
-        tokenizer_model=tokenizer_model,
-    )
+def make_family(record: Mapping[str, Any]) -> Family:
+    """Return the family of a record. Raises ``TypeError`` for unknown keys."""
+    values = dict(record)
+    for key in _LISTS:
+        if key in values:
+            values[key] = tuple(module for name in values[key] for module in _GROUPS.get(name, (name,)))
+    if "experts" in values:
+        values["experts"] = Experts(**values["experts"])
+    values["steps"] = tuple(_make_step(step) for step in values.get("steps", ()))
+    values["keys"] = tuple((key, name, gguf_type) for key, name, gguf_type in values.get("keys", ()))
+    for key in ("fixed", "assumed"):
+        values[key] = {name: tuple(value) for name, value in values.get(key, {}).items()}
+    for key in ("defaults", "rope"):
+        if key in values:
+            values[key] = {name: None if value == "null" else value for name, value in values[key].items()}
+    if "requires" in values:
+        values["requires"] = {
+            name: value if isinstance(value, str) else tuple(value) for name, value in values["requires"].items()
+        }
+    if values.pop("rotary", True) is False:
+        values["rope"] = None
+    return Family(**values)
 
 
-FAMILIES: Mapping[str, Family] = {
-    family.model_type: family
-    for family in (
-        Family("llama", "LlamaForCausalLM", "llama", permuted=True, biased=(*_ATTENTION, *_MLP), defaults=_SILU),
-        Family("mistral", "MistralForCausalLM", "llama", permuted=True, biased=(*_ATTENTION, *_MLP), defaults=_SILU),
-        Family(
-            "mixtral",
-            "MixtralForCausalLM",
-            "llama",
-            (*_NORMS, *_ATTENTION, "block_sparse_moe.gate"),
-            permuted=True,
-            biased=_ATTENTION,
-            experts=Experts("block_sparse_moe.experts", {"w1": "gate", "w2": "down", "w3": "up"}),
-            expert_count="num_local_experts",
-            defaults=_SILU,
-        ),
-        Family("qwen2", "Qwen2ForCausalLM", "qwen2", biased=(*_QKV, "lm_head"), defaults=_SILU),
-        Family(
-            "qwen2_moe",
-            "Qwen2MoeForCausalLM",
-            "qwen2moe",
-            (*_NORMS, *_ATTENTION, "mlp.gate", "mlp.shared_expert_gate", *_SHARED),
-            biased=_QKV,
-            experts=_QWEN_EXPERTS,
-            defaults={**_SPARSE, "norm_topk_prob": False},
-        ),
-        Family("qwen3", "Qwen3ForCausalLM", "qwen3", (*_DENSE, *_HEAD_NORMS), biased=_QKV, defaults=_SILU),
-        Family(
-            "qwen3_moe",
-            "Qwen3MoeForCausalLM",
-            "qwen3moe",
-            (*_NORMS, *_ATTENTION, *_HEAD_NORMS, "mlp.gate"),
-            biased=_QKV,
-            experts=_QWEN_EXPERTS,
-            defaults={**_SPARSE, "norm_topk_prob": True},
-        ),
-        Family("gemma", "GemmaForCausalLM", "gemma", biased=_QKV, tied=True, shifted=True),
-        Family(
-            "gemma2",
-            "Gemma2ForCausalLM",
-            "gemma2",
-            _FOUR_NORMS,
-            biased=_QKV,
-            tied=True,
-            shifted=True,
-            scalar=True,
-            window=2,
-        ),
-        Family(
-            "gemma3_text",
-            "Gemma3ForCausalLM",
-            "gemma3",
-            (*_FOUR_NORMS, *_HEAD_NORMS),
-            biased=_QKV,
-            shifted=True,
-            scalar=True,
-            rope_by_layer=True,
-            window=6,
-        ),
-        Family(
-            "phi3",
-            "Phi3ForCausalLM",
-            "phi3",
-            _FUSED,
-            biased=("self_attn.qkv_proj",),
-            defaults=_SILU,
-            partial=True,
-        ),
-        Family("starcoder2", "Starcoder2ForCausalLM", "starcoder2", (*_NORMS, *_ATTENTION, "mlp.c_fc", "mlp.c_proj")),
-        Family(
-            "gpt_oss",
-            "GptOssForCausalLM",
-            "gpt-oss",
-            (*_NORMS, *_ATTENTION, "self_attn.sinks", "mlp.router", *_OSS_EXPERTS),
-            spelled={"self_attn.sinks": "self_attn.sinks.weight"},
-            biased=(*_ATTENTION, "mlp.router", *_OSS_EXPERTS),
-            interleaved=True,
-            expert_count="num_local_experts",
-            keys=(
-                ("intermediate_size", "expert_feed_forward_length", "u32"),
-                ("num_local_experts", "expert_count", "u32"),
-            ),
-            defaults={**_SILU, "attention_bias": True},
-            rope={"truncate": False},
-            window=2,
-        ),
-        _deepseek(3, _SIGMOID, ("mlp.gate.e_score_correction",), {"rope_interleave": True}),
-        _deepseek(2, _SOFTMAX, extra_defaults={"topk_method": None}),
-        _encoder("roberta", "RobertaModel", _ROBERTA_HEADS, tokenizer_model="gpt2"),
-        _encoder("xlm-roberta", "XLMRobertaModel", _ROBERTA_HEADS, tokenizer_model="t5"),
-        _encoder("bert", "BertModel", ("classifier",), _BERT_CLASSIFIER),
-    )
-}  # fmt: skip
+def _make_step(record: Mapping[str, Any]) -> Step:
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    return Step(**values)
+
+
+_FOLDER = files("ingot.translate").joinpath("family_data")
+_REASONS = "refused.toml"
+
+
+def _read_families() -> dict[str, Family]:
+    records: dict[str, dict[str, Any]] = {}
+    names = sorted(entry.name for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
+    for name in names:
+        if name != _REASONS:
+            records |= parse_families(_FOLDER.joinpath(name).read_text("utf-8"), records)
+    return {model_type: make_family(record) for model_type, record in records.items() if not model_type.startswith("_")}
+
+
+FAMILIES: Mapping[str, Family] = _read_families()
 """By transformers' model type. A GGUF file is read as the first family that matches its architecture."""
+
+
+def refusal_reasons() -> dict[str, str]:
+    """Return why Ingot does not translate a family for llama.cpp, for families whose reason is known."""
+    reasons: dict[str, str] = tomllib.loads(_FOLDER.joinpath(_REASONS).read_text("utf-8"))["reasons"]
+    return reasons
 
 
 def family_of(arch: str, metadata: Mapping[str, object]) -> Family | None:
@@ -304,11 +297,21 @@ def family_of(arch: str, metadata: Mapping[str, object]) -> Family | None:
     candidates = [family for family in FAMILIES.values() if family.arch == arch]
     experts = bool(metadata.get(f"{arch}.expert_count"))
     for family in candidates:
-        matches = all(metadata.get(f"{arch}.{key}", value) == value for key, (_, value) in family.fixed.items())
+        matches = all(
+            same_value(metadata.get(f"{arch}.{key}", value), value) for key, (_, value) in family.fixed.items()
+        )
         matches = matches and family.tokenizer_model in ("", metadata.get("tokenizer.ggml.model"))
         if matches and (arch != "llama" or (family.experts is not None) == experts):
             return family
     return None
+
+
+def has_step(family: Family, name: str) -> bool:
+    """Return whether a step transforms a tensor, by its name in a layer or, outside of layers, in full."""
+    inner = _INDEX.sub("{}", name)
+    module = inner.rpartition(".")[0]
+    tensors = {tensor for step in family.steps for tensor in step.tensors}
+    return inner in tensors or module in tensors
 
 
 def has_classifier(family: Family, names: Container[str]) -> bool:

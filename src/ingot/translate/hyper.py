@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,11 +15,14 @@ from ingot.translate.config_numbers import (
     heads,
     integer,
     is_number,
+    nested_value,
     number_error,
     same_value,
+    set_nested,
     shorten,
 )
 from ingot.translate.families import UNSUPPORTED, Family
+from ingot.translate.formulas import evaluate
 from ingot.translate.keys import Typed
 
 # Key of config.json, GGUF key without the architecture's name, type.
@@ -45,13 +49,13 @@ _ARCHITECTURE_KEYS = {
     "sliding_window": (),
 }
 """Keys that llama.cpp reads only for these architectures; ``settings`` handles the sliding window."""
-_REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
-_EPSILONS = ("rms_norm_eps", "norm_epsilon", "layer_norm_eps")
+_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _Q_RANK = "q_lora_rank"
 _LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _GROUPS = ("n_group", "topk_group")
+_LAYER_COUNT = "num_hidden_layers"
 _METHOD = "topk_method"
 _GREEDY = "greedy"
 _IN_GROUPS = "group_limited_greedy"
@@ -81,10 +85,9 @@ def to_metadata(
         ``architecture.config``: a number that every model needs is missing or invalid; attention in both
         directions, which is another architecture.
     """
-    for key in _REQUIRED:
+    for key in family.required:
         integer(config, key)
-    if not any(is_number(config.get(key)) for key in _EPSILONS):
-        raise number_error(_EPSILONS[0], "a number", None)
+    settings.require_computed(config, family)
     _require_one_direction(config, family)
     metadata: Typed = {"general.architecture": ("string", family.arch), "general.type": ("string", "model")}
     config = _with_usual_keys(config, family)
@@ -92,24 +95,57 @@ def to_metadata(
         integer(config, family.expert_count)
     carried = set()
     for name, (key, gguf_type) in _keys(family).items():
-        if config.get(key) is not None:
-            metadata[name] = (gguf_type, config_number(config, key, gguf_type))
+        if (value := nested_value(config, key)) is not None:
+            metadata[name] = (gguf_type, config_number({key: value}, key, gguf_type))
             carried |= {key} if family.arch in _ARCHITECTURE_KEYS.get(key, (family.arch,)) else set()
+    metadata |= {_full_key(name, family): typed for name, typed in family.fixed.items()}
+    if not any(f"{family.arch}.{name}" in metadata for name in _EPSILONS):
+        raise number_error("rms_norm_eps", "a number", None)
+    metadata |= _computed_metadata(config, family, metadata)
+    if family.window_pattern:
+        windows, key = settings.window_metadata(config, family)
+        metadata |= windows
+        carried |= {key}
+    carried |= {
+        key for text in family.computed.values() for key in re.split(r"[+*/ ]", text) if key and not key.isdigit()
+    }
     if family.padded:
         positions = integer(config, "max_position_embeddings") - positions_before_tokens(config)
         length = integer({"max_position_embeddings": positions}, "max_position_embeddings")
         metadata[f"{family.arch}.context_length"] = ("u32", length)
     if config.get("is_causal") is False:
         metadata[f"{family.arch}.attention.causal"] = ("bool", False)
-    metadata |= {f"{family.arch}.{name}": (gguf_type, value) for name, (gguf_type, value) in family.fixed.items()}
     if family.latent and config.get(_Q_RANK) is None:
         metadata[f"{family.arch}.attention.{_Q_RANK}"] = ("u32", 0)  # llama.cpp requires the key; 0 means no low rank
     sizes = _latent_sizes(config, parted=parted) if family.latent else _head_sizes(config, family)
-    metadata |= {f"{family.arch}.{name}": ("u32", size) for name, size in sizes.items()}
+    metadata |= {f"{family.arch}.{name}": ("u32", size) for name, size in sizes.items() if name not in family.computed}
     rotary_metadata, dropped = ({}, list[str]()) if family.rope is None else rotary.to_metadata(config, family)
     metadata |= rotary_metadata
     carried |= set(_LATENT) if family.latent else set()
     return metadata, [*dropped, *settings.unsupported(config, family, carried, names)]
+
+
+def _computed_metadata(config: Mapping[str, Any], family: Family, written: Collection[str]) -> Typed:
+    """Return the metadata whose values are formulas of several keys, and arrays with a value per layer.
+
+    Formulas of keys that are already ``written`` are defaults.
+    """
+    arch = family.arch
+    metadata: Typed = {
+        f"{arch}.{name}": ("u32", evaluate(text, config))
+        for name, text in family.computed.items()
+        if f"{arch}.{name}" not in written
+    }
+    for name, formulas in family.by_layer.items():
+        types = settings.layer_types(config)
+        unknown = next((layer for layer in types if layer not in formulas), None)
+        if unknown is not None or not types:
+            raise UnsupportedError(
+                f"expected a list of layer types ({', '.join(formulas)}), found {str(unknown or types)[:80]!r}",
+                rule="architecture.config",
+            )
+        metadata[f"{arch}.{name}"] = ("array:u32", [evaluate(formulas[layer], config) for layer in types])
+    return metadata
 
 
 def _require_one_direction(config: Mapping[str, Any], family: Family) -> None:
@@ -137,31 +173,55 @@ def positions_before_tokens(config: Mapping[str, Any]) -> int:
     return 1 + padding
 
 
+def _full_key(name: str, family: Family) -> str:
+    return name if name.startswith("tokenizer.") else f"{family.arch}.{name}"
+
+
 def _keys(family: Family) -> dict[str, tuple[str, str]]:
     """Return the key of ``config.json`` and the type by GGUF key."""
     experts = ((family.expert_count, "expert_count", "u32"),) if family.experts else ()
-    return {
-        name if name.startswith("tokenizer.") else f"{family.arch}.{name}": (key, gguf_type)
-        for key, name, gguf_type in (*_KEYS, *experts, *family.keys)
-    }
+    return {_full_key(name, family): (key, gguf_type) for key, name, gguf_type in (*_KEYS, *experts, *family.keys)}
 
 
 def read_keys(family: Family) -> frozenset[str]:
     """Return the GGUF keys that ``to_config`` and ``pooling`` read, and keys that only repeat others."""
     heads = [*_HEAD, *(f"{name}_mla" for name in _HEAD[:2])]
     repeated = ["attention.causal", pooling.KEY, pooling.LABELS, "rope.scaling.finetuned", *rotary.READ, *heads]
-    return frozenset((*_keys(family), *(f"{family.arch}.{name}" for name in (*repeated, *family.fixed))))
+    return frozenset(
+        (
+            *_keys(family),
+            *(
+                f"{family.arch}.{name}"
+                for name in (*repeated, *family.fixed, *family.computed, *family.by_layer, *family.rows)
+            ),
+        )
+    )
 
 
 def _with_usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the config with the family's usual key names, without keys that its routing method ignores."""
-    result = dict(config)
+    result = usual_keys(config, family)
     alternative_key = next((key for key in _EXPERT_COUNTS if config.get(key) is not None), None)
     if family.experts and alternative_key is not None and config.get(family.expert_count) is None:
         result[family.expert_count] = config[alternative_key]
     if config.get(_METHOD) == _GREEDY:
         result |= dict.fromkeys(_GROUPS)
     return result
+
+
+def usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return the config with usual names for keys that the family names otherwise."""
+    family_names = set(family.aliases.values()) - set(family.aliases)
+    result = {key: value for key, value in config.items() if key not in family_names}
+    types = settings.layer_types(config)
+    if types and config.get(_LAYER_COUNT) is None and _LAYER_COUNT not in family.aliases:
+        result[_LAYER_COUNT] = len(types)
+    return result | {usual: config[key] for usual, key in family.aliases.items() if config.get(key) is not None}
+
+
+def family_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Undo ``usual_keys``."""
+    return {family.aliases.get(key, key): value for key, value in config.items()}
 
 
 def _head_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
@@ -202,14 +262,11 @@ def to_config(
     """
     arch = family.arch
     config: dict[str, Any] = {"architectures": [family.model_class], "model_type": family.model_type, **family.defaults}
-    for name, (key, gguf_type) in _keys(family).items():
-        value = metadata.get(name)
-        if is_number(value) if gguf_type != "bool" else isinstance(value, bool):
-            config[key] = shorten(value) if gguf_type == "f32" else value
+    config |= _values_by_key(metadata, family)
     if family.latent:
         config |= _latent_config(metadata, family, config)
         config[_Q_RANK] = config.get(_Q_RANK) or None
-    elif is_number(metadata.get(f"{arch}.{_HEAD[0]}")):
+    elif is_number(metadata.get(f"{arch}.{_HEAD[0]}")) and _HEAD[0] not in family.computed:
         config["head_dim"] = metadata[f"{arch}.{_HEAD[0]}"]
     if family.scalar and "head_dim" in config:
         config["query_pre_attn_scalar"] = settings.attention_scalar(config, family)
@@ -218,15 +275,47 @@ def to_config(
         config["vocab_size"] = len(tokens)
     if family.rope is not None:
         config |= rotary.to_config(metadata, family, factors, config)
+    _drop_computed(config, metadata, family)
+    for key in [key for key in config if "." in key]:
+        set_nested(config, key, config.pop(key))
     config |= _special_settings(metadata, family)
     if family.padded and "max_position_embeddings" in config:
         config["max_position_embeddings"] += positions_before_tokens(config)
-    config["tie_word_embeddings"] = "lm_head.weight" not in names
+    config["tie_word_embeddings"] = not any(name.endswith(settings.HEADS) for name in names)
     if any(name.endswith("self_attn.q_proj.bias") for name in names) or family.model_type == "llama":
         config["attention_bias"] = any(name.endswith("self_attn.q_proj.bias") for name in names)
     if family.model_type == "llama":
         config["mlp_bias"] = any(name.endswith("mlp.down_proj.bias") for name in names)
     return config
+
+
+def _values_by_key(metadata: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return the values of GGUF keys that each correspond to one key of ``config.json``."""
+    implied = {f"{family.arch}.{name}" for name in (*family.fixed, *family.by_layer, *family.rows)}
+    values: dict[str, Any] = {}
+    for name, (key, gguf_type) in _keys(family).items():
+        value = metadata.get(name)
+        if name not in implied and (is_number(value) if gguf_type != "bool" else isinstance(value, bool)):
+            values[key] = shorten(value) if gguf_type == "f32" else value
+    return values
+
+
+def _drop_computed(config: dict[str, Any], metadata: Mapping[str, Any], family: Family) -> None:
+    """Remove keys whose values follow from other keys by the family's formulas."""
+    keys = _keys(family)
+    for name, formula in family.computed.items():
+        full_name = f"{family.arch}.{name}"
+        key = keys.get(full_name, ("", ""))[0]
+        without_key = {name: value for name, value in config.items() if name != key}
+        if key in config and _evaluates_to(formula, without_key, metadata.get(full_name)):
+            del config[key]
+
+
+def _evaluates_to(formula: str, config: Mapping[str, Any], value: Any) -> bool:
+    try:
+        return bool(evaluate(formula, config) == value)
+    except UnsupportedError:
+        return False
 
 
 def _special_settings(metadata: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -268,6 +357,16 @@ def _latent_config(metadata: Mapping[str, Any], family: Family, config: Mapping[
     return {**sizes, **method, "num_key_value_heads": integer(config, "num_attention_heads")}
 
 
+def _completed(read: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was read, with the entries of nested objects that GGUF has no key for from the original."""
+    return {
+        key: {**before, **value}
+        if isinstance(before := original.get(key), Mapping) and isinstance(value, Mapping) and key != "rope_parameters"
+        else value
+        for key, value in read.items()
+    }
+
+
 def merge_configs(
     original: Mapping[str, Any], read: Mapping[str, Any], family: Family
 ) -> tuple[dict[str, Any], list[str]]:
@@ -281,7 +380,7 @@ def merge_configs(
     granted = {*family.defaults, *(["query_pre_attn_scalar"] if family.scalar else [])}
     granted -= {key for key, _ in _keys(family).values()}
     same_rope = rotary.has_same_rotary(original, read)
-    for key, value in read.items():
+    for key, value in _completed(read, original).items():
         if key in ("rope_theta", "rope_parameters", "original_max_position_embeddings") and same_rope:
             continue
         if key in ("architectures", "model_type", *granted) and original.get("model_type") is not None:
@@ -290,6 +389,8 @@ def merge_configs(
         if isinstance(before, list) and value in before:
             continue
         if key == family.expert_count and same_value(_with_usual_keys(original, family).get(key), value):
+            continue
+        if key == _LAYER_COUNT and key not in original and value == len(settings.layer_types(original)):
             continue
         if key not in original and key in ("head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings", *_IDS):
             continue

@@ -1,41 +1,35 @@
-"""Families that mlx_lm 0.32 opens: the values of ``model_type`` that have a module, or that it maps to one.
-
-``tests/interop/test_mlx_lm.py`` compares the list with the package.
-"""
+"""Families that mlx_lm 0.32 opens: the values of ``model_type`` that have a module, or that it maps to one."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from importlib import resources
 from typing import Any
 
 from ingot.errors import UnsupportedError
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.reading.lazy import LazyMap
+from ingot.model.reading.view import View, derive_checkpoint
+from ingot.naming.config import CONFIG
+from ingot.stores.temporary import TemporaryFolder
 from ingot.translate import superseded
-from ingot.translate.families import FAMILIES, UNSUPPORTED, Family
+from ingot.translate.companions import TOKENIZER, parse_file, read_files
+from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, has_step
+from ingot.translate.mlx_config import config_for_mlx
+from ingot.translate.mlx_tensors import rules_of, to_mlx, why_unopened, why_unpackable
+from ingot.translate.tokenizer_file import why_unreadable
 from ingot.views.names import omit
 
 PROGRAM = "mlx_lm"
-_MODULES = """
-Klear afm7 afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 bitnet cohere
-cohere2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v41 dots1 ernie4_5 ernie4_5_moe exaone
-exaone4 exaone_moe falcon_h1 gear gemma gemma2 gemma3 gemma3_text gemma3n gemma4 gemma4_text glm glm4 glm4_moe
-glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium
-hunyuan hunyuan_v1_dense internlm2 internlm3 iquestloopcoder jamba kimi_k25 kimi_k3 kimi_linear kimi_vl laguna
-lfm2 lfm2-vl lfm2_moe lille-130m llama llama4 llama4_text longcat_flash longcat_flash_ngram mamba mamba2 mellum
-mimo mimo_v2_flash minicpm minicpm3 minimax minimax_m3_vl ministral3 mistral3 mistral4 mixtral muse_glimmer
-muse_spark nanbeige nanochat nemotron nemotron-nas nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openelm phi
-phi3 phi3small phimoe phixtral pixtral plamo plamo2 plamo3 prism_hadamard_qwen35 qwen qwen2 qwen2_moe qwen2_vl
-qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe recurrent_gemma rwkv7 seed_oss smollm3
-solar_open spark2_5 stablelm starcoder2 step3p5 talkie telechat3 youtu_llm
-"""
-_REMAPPED = """
-deepseek_v41_text falcon_mamba gemma4_unified iquestcoder joyai_llm_flash kimi_k2 llava minimax_m2 mistral
-phi-msft qwen2_5_vl xverse
-"""
-MODULES = frozenset(_MODULES.split())
-REMAPPED = frozenset(_REMAPPED.split())
+_MAX_IGNORED = 1 << 20
+_TABLE: Mapping[str, Any] = json.loads(resources.files("ingot.translate").joinpath("mlx_modules.json").read_bytes())
+"""The modules of mlx_lm with the keys that their configs need, which ``tools/mlx_table.py`` writes."""
+MODULES = frozenset(_TABLE["modules"])
+REMAPPED = frozenset(_TABLE["remapped"])
 """Model types that mlx_lm maps to the module of another family."""
 
 
@@ -47,9 +41,18 @@ def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     Raises ``UnsupportedError`` ``architecture.unknown``.
     """
     require_mlx_family(config, checkpoint.location)
+    if reason := why_unopened(config, checkpoint):
+        raise UnsupportedError(
+            f"{reason}; --keep-names writes the folder nevertheless", rule=UNSUPPORTED, where=checkpoint.location
+        )
+    rules = rules_of(config)
     family = FAMILIES.get(str(config.get("model_type")))
     omissions = {}
     for name in checkpoint:
+        ignored = None if rules is None else next((end for end in rules.ignored if name.endswith(end)), None)
+        if rules is not None and ignored is not None:
+            omissions[name] = _ignored(checkpoint, name, rules.ignored[ignored])
+            continue
         omission = superseded.activation_scale(checkpoint, name, PROGRAM, for_blocks=False)
         omission = omission or superseded.superseded(checkpoint, name, PROGRAM)
         if omission is None and family is not None and checkpoint.format != "mlx":
@@ -57,6 +60,79 @@ def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
         if omission is not None:
             omissions[name] = omission
     return omit(checkpoint, omissions)
+
+
+def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any], *, no_tokenizer: bool = False) -> View:
+    """Return a model folder's checkpoint with the tensors of mlx_lm's module and the ``config.json`` that it reads.
+
+    If ``no_tokenizer`` is true, a ``tokenizer.json`` that no program reads is accepted.
+
+    Raises ``UnsupportedError`` ``architecture.rows``: a missing expert, or a tensor of another shape;
+    ``architecture.config``: a key that the module needs is missing; ``architecture.tokenizer``.
+    """
+    if not no_tokenizer:
+        _require_tokenizer(checkpoint)
+    view = to_mlx(checkpoint, config)
+    if rules_of(config) is None:
+        model_type = str(config.get("model_type"))[:80]
+        return view.with_notes(
+            f"Ingot has not compared the tensors of model_type {model_type!r} with mlx_lm's module: load the folder "
+            "before you rely on it"
+        )
+    changed = config_for_mlx(config)
+    _require_keys(changed, checkpoint.location)
+    if changed == config:
+        return view
+    text = json.dumps(changed, indent=2) + "\n"
+    return replace(view, checkpoint=with_config_text(view.checkpoint, text))
+
+
+def _require_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raise ``UnsupportedError`` ``architecture.tokenizer`` if ``tokenizers`` does not read ``tokenizer.json``."""
+    path = checkpoint.companions.get(TOKENIZER)
+    if path is None:
+        return
+    reason = why_unreadable(parse_file(read_files({TOKENIZER: path}), TOKENIZER))
+    if reason:
+        raise UnsupportedError(
+            f"the package tokenizers, and so mlx_lm, does not read this file: {reason}; add the keys, or pass "
+            "--no-tokenizer to copy it as it is",
+            rule="architecture.tokenizer",
+            where=path,
+        )
+
+
+def _require_keys(config: Mapping[str, Any], location: str) -> None:
+    """Raise ``UnsupportedError`` ``architecture.config`` if ``config.json`` lacks keys that mlx_lm's module needs."""
+    module = _TABLE["remapped"].get(config.get("model_type"), config.get("model_type"))
+    missing = [key for key in _TABLE["modules"].get(module, ()) if key not in config]
+    if missing and "model_file" not in config:
+        raise UnsupportedError(
+            f"config.json lacks {', '.join(missing[:8])}, which mlx_lm's module {module} needs; add the keys, or pass "
+            "--keep-names to write the folder nevertheless",
+            rule="architecture.config",
+            where=location,
+        )
+
+
+def require_packable(config: Mapping[str, Any], names: Collection[str], location: str) -> None:
+    """Raise ``UnsupportedError`` ``architecture.unknown`` if mlx_lm's module needs one of the tensors dense."""
+    if names and (reason := why_unpackable(config, names)):
+        raise UnsupportedError(
+            f"{reason}; write the folder without a recipe, or with one that keeps them, or pass --keep-names",
+            rule=UNSUPPORTED,
+            where=location,
+        )
+
+
+def with_config_text(checkpoint: Checkpoint, text: str) -> Checkpoint:
+    """Return the checkpoint with another ``config.json``."""
+    folder = TemporaryFolder({CONFIG: text.encode()})
+    tensors = LazyMap(checkpoint, checkpoint.__getitem__)
+    companions = {**checkpoint.companions, **folder.paths}
+    return derive_checkpoint(
+        checkpoint, tensors, with_config_text, text, text, also_close=folder.close, companions=companions
+    )
 
 
 def require_mlx_family(config: Mapping[str, Any], location: str) -> None:
@@ -87,6 +163,12 @@ def is_opened(config: Mapping[str, Any]) -> bool:
     return model_type in MODULES or model_type in REMAPPED or "model_file" in config
 
 
+def _ignored(checkpoint: Checkpoint, name: str, meaning: str) -> Omission:
+    """Return why a tensor that mlx_lm drops is omitted: superseded if its values are 0."""
+    is_zero = checkpoint[name].size <= _MAX_IGNORED and not checkpoint[name].numpy("f32").any()
+    return Omission(f"{PROGRAM} does not compute {meaning}", superseded=is_zero)
+
+
 def _omission_of(name: str, family: Family, config: Mapping[str, Any]) -> Omission | None:
     layers = config.get("num_hidden_layers")
     layer = re.fullmatch(rf"{re.escape(family.block)}\.([0-9]{{1,6}})\.(.+)", name)
@@ -97,10 +179,10 @@ def _omission_of(name: str, family: Family, config: Mapping[str, Any]) -> Omissi
         and not _is_dropped_layer(layer[1], family)
     ):
         return Omission(f"config.json has {layers} layers; later ones predict further tokens")
-    inner = name if layer is None else family.spelled.get(layer[2], layer[2])
+    inner = name if layer is None else layer[2]
     module, _, parameter = inner.rpartition(".")
     modules = family.ends if layer is None else family.layer
-    if inner in modules:  # a parameter outside of any submodule, such as attention sinks
+    if inner in family.names or inner in modules or has_step(family, inner):
         return None
     if parameter in ("weight", "bias") and (
         module in modules or (layer is not None and _belongs_to_expert(module, family))

@@ -58,7 +58,7 @@ class Names:
             name = self._gguf_names.get_name(f"{family.block}.0.{module}")
             if name is not None:
                 self._modules_by_gguf_name.setdefault(name, f"{family.block}.0.{module}")
-        self._spelled = {spelled_name: model_name for model_name, spelled_name in family.spelled.items()}
+        self._named = {gguf_name: model_name for model_name, gguf_name in family.names.items()}
 
     def layer(self, name: str) -> tuple[int, str] | None:
         """Return the index of the layer that a transformers tensor belongs to, and its name within the layer."""
@@ -69,10 +69,15 @@ class Names:
         """Return llama.cpp's name for a transformers name; None if llama.cpp has no such tensor."""
         layer = self.layer(name)
         if layer is None:
-            module, parameter = _split(name.removeprefix(self._family.base))
+            outside = name.removeprefix(self._family.base)
+            if outside in self._family.names:
+                return self._family.names[outside]
+            module, parameter = _split(outside)
             return _join(self._ends.get(module) if self._is_supported(module, parameter) else None, parameter)
         index, inner = layer
-        module, parameter = _split(self._family.spelled.get(inner, inner))
+        if inner in self._family.names:
+            return f"blk.{index}.{self._family.names[inner]}"
+        module, parameter = _split(inner)
         if module not in self._family.layer or not self._is_supported(module, parameter):
             return None
         gguf_name = self._gguf_names.get_name(f"{self._family.block}.0.{module}")
@@ -85,6 +90,10 @@ class Names:
 
     def to_model(self, name: str) -> str | None:
         """Return transformers' name for a llama.cpp name; None if transformers has no such tensor."""
+        named = _BLOCK.fullmatch(name)
+        inner = self._named.get(name if named is None else named[2])
+        if inner is not None:
+            return self._base + inner if named is None else f"{self._base}{self._family.block}.{int(named[1])}.{inner}"
         module, parameter = _split(name)
         block = _BLOCK.fullmatch(module)
         if block is None:
@@ -94,7 +103,7 @@ class Names:
         if module_name is None:
             return None
         inner = module_name.removeprefix(f"{self._family.block}.0.") + parameter
-        return f"{self._base}{self._family.block}.{int(block[1])}.{self._spelled.get(inner, inner)}"
+        return f"{self._base}{self._family.block}.{int(block[1])}.{inner}"
 
     def expert(self, name: str) -> Expert | None:
         """Return the expert that a tensor belongs to, by transformers' name; None if it belongs to no expert."""

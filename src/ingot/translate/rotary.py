@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.model.tensor import Array
 from ingot.translate.config_numbers import head_size, is_number, same_value, shorten
-from ingot.translate.families import Family
+from ingot.translate.families import FAMILIES, Family
 from ingot.translate.keys import Typed
 
 FREQUENCIES, LONG, SHORT = TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -29,7 +29,6 @@ _BETAS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling
 READ = (_THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION, *_BETAS.values())
 """GGUF's keys without the architecture's name that ``to_config`` reads."""
 _MSCALE = ("mscale", "mscale_all_dim")
-_LOG_UNIT = 0.1  # llama.cpp stores mscale_all_dim times this factor
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 _MAX_HEAD = 1 << 16
@@ -38,11 +37,12 @@ _SCALINGS = {"linear": "linear", "yarn": "yarn"}
 """Scaling types: transformers' name to llama.cpp's."""
 _LONGROPE = "longrope"
 _LONGROPES = ("longrope", "su")
+_LLAMA3 = "llama3"
+_LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_NEAR = 1e-5
+"""Relative difference of divisors that are computed in f32 and f64."""
 _FACTORS = {"long_factor": LONG, "short_factor": SHORT}
-_LONG_ARCH = "phi3"  # the only llama.cpp architecture whose LongRoPE is translated
 _DEFAULT_THETA = 10000.0
-_THETAS = {"mixtral": 1000000.0, "gemma3_text": 1000000.0, "gpt_oss": 150000.0}
-"""transformers' default of ``rope_theta`` by model type."""
 _KEYS = frozenset(
     (
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor"),
@@ -69,7 +69,7 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
         rope = dict(rope[_FULL])
     if "rope_theta" in config:
         rope.setdefault("rope_theta", config["rope_theta"])
-    rope.setdefault("rope_theta", _THETAS.get(str(config.get("model_type")), _DEFAULT_THETA))
+    rope.setdefault("rope_theta", _default_theta(config))
     if _PARTIAL in config:
         rope.setdefault(_PARTIAL, config[_PARTIAL])
     rope.setdefault("rope_type", rope.get("type", "default"))
@@ -79,6 +79,12 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
         if length is not None:
             rope[_LENGTH] = length
     return rope
+
+
+def _default_theta(config: Mapping[str, Any]) -> float:
+    """Return transformers' default of ``rope_theta`` for the config's model type."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    return _DEFAULT_THETA if family is None else family.theta
 
 
 def rotated_size(config: Mapping[str, Any]) -> int:
@@ -104,7 +110,7 @@ def tensors(config: Mapping[str, Any], family: Family) -> dict[str, Array]:
     if frequencies is not None:
         return {FREQUENCIES: frequencies}
     rope = rope_of(config)
-    if rope["rope_type"] != _LONGROPE or _attention_factor(config, rope) is None or family.arch != _LONG_ARCH:
+    if rope["rope_type"] != _LONGROPE or _attention_factor(config, rope) is None or not family.long_factors:
         return {}
     factors = {name: rope.get(key) for key, name in _FACTORS.items()}
     size = rotated_size(config)
@@ -155,7 +161,7 @@ def _add_metadata(config: Mapping[str, Any], family: Family, metadata: Typed) ->
     metadata[f"{family.arch}.{_FACTOR}"] = ("f32", float(rope["factor"]))
     if isinstance(rope.get(_LENGTH), int):
         metadata[f"{family.arch}.{_ORIGINAL}"] = ("u32", rope[_LENGTH])
-    scaled = _LOG_UNIT * mscale_all if isinstance(mscale_all, int | float) else None
+    scaled = family.log_unit * mscale_all if isinstance(mscale_all, int | float) else None
     metadata |= _floats(family, {**{name: rope.get(key) for key, name in _BETAS.items()}, _LOG: scaled})
     dropped += [
         f"rope_parameters {key}" for key in ("attention_factor", "truncate")
@@ -166,13 +172,16 @@ def _add_metadata(config: Mapping[str, Any], family: Family, metadata: Typed) ->
 
 def _unsupported_parameters(config: Mapping[str, Any], rope: Mapping[str, Any], family: Family) -> Iterator[str]:
     """Yield rotary parameters that llama.cpp does not read, or that this family's graph does not compute."""
+    carried = {key for key, _, _ in family.keys}
     share = rope.get(_PARTIAL)
     if share not in (None, 1.0) and not family.partial and not family.latent:
         yield f"{_PARTIAL} {share!r:.40}"
     if _sliding_rope(config).get("rope_type", "default") != "default":
         yield f"rope_parameters of {_SLIDING}"
     yield from (
-        f"rope_parameters {str(key)[:40]}" for key, value in rope.items() if key not in _KEYS and value is not None
+        f"rope_parameters {str(key)[:40]}"
+        for key, value in rope.items()
+        if key not in _KEYS and value is not None and f"rope_parameters.{key}" not in carried
     )
 
 
@@ -193,26 +202,58 @@ def _sliding_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _llama3_factors(config: Mapping[str, Any], family: Family) -> Array | None:
-    """Return the divisors of Llama 3.1's scaling for each frequency, f32 [head size / 2]; None for another scaling.
+    """Return the divisors of Llama 3.1's scaling if llama.cpp's graph of the family uses them; None otherwise."""
+    return llama3_factors(rope_of(config), head_size(config)) if family.rope_factors else None
+
+
+def llama3_factors(rope: Mapping[str, Any], size: int) -> Array | None:
+    """Return the divisors of Llama 3.1's scaling for each frequency, f32 [size / 2]; None for another scaling.
 
     llama.cpp stores them as a tensor. Wavelengths longer than ``original_max_position_embeddings / low_freq_factor``
     are stretched by ``factor``, and those below ``original_max_position_embeddings / high_freq_factor`` are unchanged.
     Between the limits the divisor is interpolated (transformers, ``modeling_rope_utils.py``).
     """
-    rope = rope_of(config)
-    keys = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if rope["rope_type"] != "llama3" or family.arch != "llama":
+    if rope["rope_type"] != _LLAMA3 or size > _MAX_HEAD:
         return None
-    values: list[Any] = [rope.get(key) for key in keys]
+    values: list[Any] = [rope.get(key) for key in ("rope_theta", *_LLAMA3_KEYS)]
     if not all(is_number(value) and 0 < value < 2**53 for value in values) or values[2] == values[3]:
         return None
     theta, factor, low, high, length = map(float, values)
-    size = head_size(config)
-    if size > _MAX_HEAD:
-        return None
     wave = 2 * np.pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
     smooth = np.clip((length / wave - low) / (high - low), 0, 1)
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+
+
+def llama3_scaling(factors: Array, theta: float) -> dict[str, Any] | None:
+    """Return the parameters of Llama 3.1's scaling that give these divisors of frequencies; None if none do.
+
+    The divisors determine ``factor`` and the two limits ``original_max_position_embeddings / low_freq_factor`` and
+    ``/ high_freq_factor``. Those of Llama 3 are tried first, then a low factor of 1 with the limits of the divisors
+    between them.
+    """
+    if factors.ndim != 1 or not factors.size or not np.isfinite(factors).all() or factors.min() < 1 - _NEAR:
+        return None
+    factor = shorten(float(factors.max()))
+    candidates = [(1.0, 4.0, 8192)]
+    wave = 2 * np.pi * theta ** (np.arange(factors.size, dtype=np.float64) / factors.size)
+    between = (factors > 1 + _NEAR) & (factors < factors.max() * (1 - _NEAR))
+    if between.sum() > 1:
+        smooth = (1 / factors[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
+        slope, offset = np.polyfit(1 / wave[between], smooth, 1)
+        if offset < 0 < slope:
+            length = round(float(-slope / offset))
+            candidates.append((1.0, float(f"{1 - 1 / offset:.4g}"), length))
+    for low, high, length in candidates:
+        scaling = dict(zip(_LLAMA3_KEYS, (factor, low, high, length), strict=True))
+        expected = llama3_factors({"rope_type": _LLAMA3, "rope_theta": theta, **scaling}, 2 * factors.size)
+        if factor > 1 and expected is not None and np.allclose(factors, expected, rtol=_NEAR, atol=0):
+            return {"rope_type": _LLAMA3, **scaling}
+    return None
+
+
+def states_tensors(config: Mapping[str, Any]) -> bool:
+    """Return whether ``config.json`` states a scaling for which llama.cpp has tensors."""
+    return rope_of(config)["rope_type"] in (_LONGROPE, _LLAMA3)
 
 
 def to_config(
@@ -244,7 +285,7 @@ def to_config(
     if not family.latent and type(size) is int and type(count) is int and 0 < count < size:
         rope[_PARTIAL] = count / size
     scaling = next((key for key, name in _SCALINGS.items() if name == read_value(_SCALING)), None)
-    if has_long_factors(factors) and family.arch == _LONG_ARCH:
+    if has_long_factors(factors) and family.long_factors:
         rope |= {key: [shorten(float(value)) for value in factors[name]] for key, name in _FACTORS.items()}
         keys[_LENGTH] = rope[_LENGTH] = (
             read_value(_ORIGINAL) if type(read_value(_ORIGINAL)) is int else config.get(_POSITIONS)
@@ -253,13 +294,15 @@ def to_config(
         attention = read_value(_ATTENTION) if is_number(read_value(_ATTENTION)) else 1.0
         if not same_value(attention, _attention_factor(config, rope)):
             rope["attention_factor"] = shorten(attention)
+    elif FREQUENCIES in factors and (llama3 := llama3_scaling(factors[FREQUENCIES], rope.get("rope_theta", 1e4))):
+        rope |= llama3
     elif scaling is not None:
         rope |= {"rope_type": scaling, "factor": shorten(read_value(_FACTOR) or 1.0), **(family.rope or {})}
         if read_value(_ORIGINAL) is not None:
             rope[_LENGTH] = read_value(_ORIGINAL)
         rope |= {key: shorten(read_value(name)) for key, name in _BETAS.items() if is_number(read_value(name))}
         if is_number(read_value(_LOG)):
-            rope |= dict.fromkeys(_MSCALE, float(f"{read_value(_LOG) / _LOG_UNIT:.6g}"))
+            rope |= dict.fromkeys(_MSCALE, float(f"{read_value(_LOG) / family.log_unit:.6g}"))
     if family.rope_by_layer:
         local = {"rope_type": "default", "rope_theta": shorten(read_value(_THETA_SLIDING) or 10000.0)}
         return {"rope_parameters": {_FULL: rope, _SLIDING: local}}
@@ -281,6 +324,12 @@ def has_same_rotary(original: Mapping[str, Any], read: Mapping[str, Any]) -> boo
     rope = rope_of(original)
     new = rope_of(read)
     rope_type = rope["rope_type"]
+    if new["rope_type"] == _LLAMA3:
+        size = head_size(original)
+        factors = (llama3_factors(parameters, size) for parameters in (rope, new))
+        before, after = (np.ones(1) if values is None else values for values in factors)
+        is_close = bool(np.allclose(before, after, rtol=_NEAR))
+        return is_close and same_value(rope.get("rope_theta"), new.get("rope_theta"))
     longer = new["rope_type"] == _LONGROPE
     if rope_type not in ("default", *_SCALINGS) and not longer:
         return True

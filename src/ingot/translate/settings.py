@@ -9,18 +9,31 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from ingot.errors import UnsupportedError
 from ingot.translate import config_numbers
 from ingot.translate.families import Family
+from ingot.translate.formulas import evaluate
+from ingot.translate.keys import Typed
 
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""Name endings of the heads of transformers' models."""
 WINDOW = "sliding_window"
 LAYERS = "layer_types"
 _SLIDING = "sliding_attention"
 _ROLES = ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "eot", "eom")
 _BIASES: Mapping[str, tuple[str, ...]] = {
-    "attention_bias": (".q_proj.bias", ".k_proj.bias", ".v_proj.bias", ".o_proj.bias", ".qkv_proj.bias"),
+    "attention_bias": (
+        ".q_proj.bias",
+        ".k_proj.bias",
+        ".v_proj.bias",
+        ".o_proj.bias",
+        ".qkv_proj.bias",
+        ".query_key_value.bias",
+    ),
     "mlp_bias": (".gate_proj.bias", ".up_proj.bias", ".down_proj.bias"),
     "qkv_bias": (".q_proj.bias", ".k_proj.bias", ".v_proj.bias"),
     "use_bias": (".bias",),
+    "lm_head_bias": ("lm_head.bias",),
 }
 """Flags for the presence of bias tensors, with the endings of their names."""
 _READ = frozenset(
@@ -57,7 +70,6 @@ _IRRELEVANT = frozenset(
 ``special_tokens`` reads the ids of special tokens.
 """
 _IRRELEVANT_ENDINGS = ("_dropout", "_pdrop", "_dropout_prob", "_dropout_rate", "_drop")
-_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 _ALL: Mapping[str, tuple[object, ...]] = {
     "is_decoder": (False, True),
     "add_cross_attention": (False,),
@@ -65,21 +77,6 @@ _ALL: Mapping[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (False,),
     "rope_interleaved": (False,),
 }
-_GEMMA = {"hidden_act": _GELU, "hidden_activation": _GELU}
-_ENCODER = {"is_decoder": (False,), "hidden_act": ("gelu", *_GELU), "position_embedding_type": ("absolute",)}
-_FIXED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
-    "gemma": _GEMMA,
-    "gemma2": _GEMMA,
-    "gemma3_text": _GEMMA,
-    "starcoder2": {"hidden_act": _GELU, "norm_type": ("layer_norm",), "mlp_type": ("default",)},
-    "gpt_oss": {"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
-    "deepseek_v2": {"scoring_func": ("softmax",), "topk_method": ("greedy", "group_limited_greedy")},
-    "deepseek_v3": {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
-    "bert": _ENCODER,
-    "roberta": _ENCODER,
-    "xlm-roberta": _ENCODER,
-}
-"""Fixed values of llama.cpp's graph by model type and key; notes name the first. An empty tuple accepts any value."""
 
 
 def unsupported(
@@ -99,7 +96,7 @@ def unsupported(
     phrases = [
         *_window(config, family),
         *_experts(config),
-        *_biases(config, names),
+        *_biases(config, family, names),
         *_classes(config, family),
         *_head(config, family, names),
     ]
@@ -129,9 +126,57 @@ def attention_scalar(config: Mapping[str, Any], family: Family) -> Any:
     return config.get("head_dim")
 
 
+def layer_types(config: Mapping[str, Any]) -> list[str]:
+    """Return the type of each layer; empty if the config states none."""
+    for key in (LAYERS, "layers_block_type"):
+        if isinstance(config.get(key), list):
+            return [str(layer) for layer in config[key]]
+    period, offset, count = (config.get(key) for key in ("attn_layer_period", "attn_layer_offset", "num_hidden_layers"))
+    if type(period) is int and type(offset) is int and type(count) is int and period > 0 and 0 < count < 1 << 16:
+        return ["attention" if index % period == offset else "mamba" for index in range(count)]
+    return []
+
+
+def window_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, str]:
+    """Return the size of the sliding window and which layers have one, and the key of the config that is carried."""
+    window = config.get(WINDOW)
+    pattern = _sliding_layers(config)
+    if type(window) is not int or not 0 < window < 2**31 or not any(pattern):
+        return {}, LAYERS
+    start = f"{family.arch}.attention.{WINDOW}"
+    return {start: ("u32", window), f"{start}_pattern": ("array:bool", pattern)}, LAYERS
+
+
+def require_computed(config: Mapping[str, Any], family: Family) -> None:
+    """Refuse settings with which llama.cpp does not open a file of the family, or computes something else.
+
+    Raises ``UnsupportedError`` ``architecture.config``.
+    """
+    if family.window_layers and any(_sliding_layers(config)) != (
+        config.get("num_hidden_layers") == family.window_layers
+    ):
+        raise UnsupportedError(
+            f"llama.cpp's {family.arch} has layers with a {WINDOW} only in models of {family.window_layers} layers, "
+            "and always in those; --keep-names writes the tensors under their present names, for other programs",
+            rule=config_numbers.RULE,
+        )
+    for key, accepted in family.requires.items():
+        value = config_numbers.nested_value(config, key)
+        if isinstance(accepted, tuple) and not accepted:
+            continue
+        allowed = [evaluate(accepted, config)] if isinstance(accepted, str) else accepted
+        if value is not None and not any(config_numbers.same_value(value, item) for item in allowed):
+            expected = " or ".join(f"{item!r:.40}" for item in allowed if item is not None)
+            raise UnsupportedError(
+                f"expected {expected} as {key}, which llama.cpp's {family.arch} assumes, found {value!r:.80}; "
+                "--keep-names writes the tensors under their present names, for other programs",
+                rule=config_numbers.RULE,
+            )
+
+
 def _fixed_values(config: Mapping[str, Any], family: Family) -> dict[str, tuple[object, ...]]:
     defaults = {key: (value,) for key, value in family.defaults.items() if value is not None and key not in _BIASES}
-    fixed = {**_ALL, **defaults, **_FIXED.get(family.model_type, {})}
+    fixed = {**_ALL, **defaults, **dict.fromkeys(family.requires, ()), **family.assumed}
     if family.scalar:
         scalar = attention_scalar(config, family)
         fixed["query_pre_attn_scalar"] = () if scalar is None else (scalar,)
@@ -139,9 +184,9 @@ def _fixed_values(config: Mapping[str, Any], family: Family) -> dict[str, tuple[
 
 
 def _window(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield what llama.cpp does differently in layers with a sliding window."""
+    """Yield a note if llama.cpp applies sliding windows to other layers than the config states, or to none."""
     window, layers, max_positions = (config.get(key) for key in (WINDOW, LAYERS, "max_position_embeddings"))
-    if type(window) is not int or window <= 0:
+    if type(window) is not int or window <= 0 or family.window_pattern:
         return
     if family.window:
         pattern = _sliding_layers(config)
@@ -179,10 +224,10 @@ def _experts(config: Mapping[str, Any]) -> Iterator[str]:
         yield "topk_method group_limited_greedy: llama.cpp ranks groups by their best two experts, not by the best one"
 
 
-def _biases(config: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
+def _biases(config: Mapping[str, Any], family: Family, names: Collection[str]) -> Iterator[str]:
     """Yield flags for biases that the tensors contradict; llama.cpp follows the tensors."""
     for key, endings in _BIASES.items():
-        flag = config.get(key)
+        flag = None if key in family.requires else config.get(key)
         exists = any(name.endswith(endings) for name in names)
         if flag is True and not exists:
             yield f"{key} true, but there are no such tensors"
@@ -208,6 +253,10 @@ def _is_class(name: str, stem: str) -> bool:
 
 
 def _head(config: Mapping[str, Any], family: Family, names: Collection[str]) -> Iterator[str]:
-    exists = any(name.endswith("lm_head.weight") for name in names)
-    if "lm_head" in family.ends and config.get("tie_word_embeddings") is False and not exists:
+    exists = any(name.endswith(HEADS) for name in names)
+    if (
+        any(f"{module}.weight" in HEADS for module in family.ends)
+        and config.get("tie_word_embeddings") is False
+        and not exists
+    ):
         yield "tie_word_embeddings false, but there is no lm_head.weight: llama.cpp uses the embedding instead"

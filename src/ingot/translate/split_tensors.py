@@ -13,7 +13,9 @@ from ingot.formats.packed_folders.compressed_tensors import CompressedTensorsFor
 from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.reading.view import View
+from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.translate import companions, hyper
 from ingot.translate.families import FAMILIES, Family
@@ -37,9 +39,19 @@ _INTERLEAVED = {family.model_type for family in FAMILIES.values() if family.inte
 RULE = "architecture.rows"
 
 
-def can_split_latent(checkpoint: Checkpoint) -> bool:
-    """Return whether keys and values can be split: packed matrices cannot be, because keys must be transposed."""
-    return all(tensor.codec == DenseLayout.codec for name, tensor in checkpoint.items() if name.endswith(_KV))
+def packed_latent(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the matrices of keys and values that stay packed, and therefore in one matrix.
+
+    Keys are transposed to be split, which packed matrices cannot be. FP8 is decoded for GGUF in any case.
+    """
+    return [name for name, tensor in checkpoint.items() if name.endswith(_KV) and not _is_decoded(tensor)]
+
+
+def _is_decoded(tensor: Tensor) -> bool:
+    """Return whether a tensor is dense, or has 8-bit floats, which no type of GGUF has."""
+    if tensor.codec != ScaledCodebookLayout.codec:
+        return tensor.codec == DenseLayout.codec
+    return (ScaledCodebookLayout.from_tensor(tensor).values or "").startswith("f8_")
 
 
 def split_tensors(

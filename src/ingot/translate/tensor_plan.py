@@ -125,7 +125,7 @@ def plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: F
             plan.names[name] = new
     if family.permuted:
         counts = {
-            key: metadata.get(f"{family.arch}.attention.{name}")
+            key: config_numbers.largest(metadata.get(f"{family.arch}.attention.{name}"))
             for key, name in (("num_attention_heads", "head_count"), ("num_key_value_heads", "head_count_kv"))
         }
         _order_rows(plan, checkpoint, config_numbers.heads(counts), to_gguf=False)

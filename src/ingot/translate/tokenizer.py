@@ -223,7 +223,8 @@ def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def to_files(metadata: Mapping[str, Any], original: Mapping[str, Any] = {}) -> tuple[dict[str, Any], list[str]]:
-    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and what they do differently.
+    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and notes on texts that they tokenize
+    differently from llama.cpp.
 
     Parameters
     ----------
@@ -309,7 +310,8 @@ def _unsupported_by_files(reason: str) -> UnsupportedError:
 
 
 def _flags(token: Mapping[str, Any], text: str) -> dict[str, bool]:
-    """Return the stated flags of how a token is matched; none if the token has another text."""
+    """Return the flags of a token of ``tokenizer_config.json``, for example ``lstrip``; none if its text is not
+    ``text``."""
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     return (
         {key: token[key] for key in flags if isinstance(token.get(key), bool)} if token.get("content") == text else {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.artifacts.open import Source
 from ingot.errors import UnsupportedError
-from ingot.translate.families import FAMILIES, UNSUPPORTED, Family
+from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, refusal_reasons
 from ingot.translate.mlx_families import is_opened
 
 _EMBEDDING = "token_embd.weight"
@@ -54,6 +54,16 @@ def unknown_architecture(metadata: Mapping[str, Any], location: str) -> Unsuppor
     return UnsupportedError(
         f"{reason}; supported are {architectures}; --keep-names writes a folder with the tensors under their present "
         "names, which transformers does not load",
+        rule=UNSUPPORTED,
+        where=location,
+    )
+
+
+def missing_config(family: Family, location: str) -> UnsupportedError:
+    """Return the error for a GGUF file whose metadata do not state all of a family's ``config.json``."""
+    return UnsupportedError(
+        f"the metadata of llama.cpp's {family.arch} do not state all that transformers' config.json needs, and the "
+        "file has no config.json in it; convert the model's folder instead, or pass --keep-names",
         rule=UNSUPPORTED,
         where=location,
     )
@@ -115,4 +125,7 @@ def _reason(config: Mapping[str, Any], model_type: Any) -> str:
         )
     if model_type is None:
         return "config.json states no model_type"
+    reason = refusal_reasons().get(str(model_type))
+    if reason is not None:
+        return f"model_type {str(model_type)[:80]!r} is not translated, because {reason}"
     return f"Ingot has no llama.cpp names for model_type {str(model_type)[:80]!r}"

@@ -18,7 +18,7 @@ from ingot.core.numeric.dtypes import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
 from ingot.formats.gguf.metadata import ABOUT, to_gguf_metadata, with_values
-from ingot.model.account import Omission
+from ingot.model.account import Omission, list_names
 from ingot.model.checkpoint import Attributes, Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import LazyMap
@@ -28,8 +28,10 @@ from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
 from ingot.translate import companions, hyper, keys, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
-from ingot.translate.families import FAMILIES, Family, family_of, has_classifier
-from ingot.translate.split_tensors import can_split_latent, join_tensors, split_tensors
+from ingot.translate.expected import absent_tensors
+from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, family_of, has_classifier
+from ingot.translate.split_tensors import join_tensors, packed_latent, split_tensors
+from ingot.translate.steps import apply_steps, computed_names, undo_steps
 from ingot.translate.tensor_plan import (
     CLASSES,
     EMBEDDING,
@@ -42,7 +44,7 @@ from ingot.translate.tensor_plan import (
     plan_to_gguf,
     plan_to_model,
 )
-from ingot.translate.unsupported_families import require_family, unknown_architecture
+from ingot.translate.unsupported_families import missing_config, require_family, unknown_architecture
 from ingot.views.dense import Change, add, change
 from ingot.views.nvfp4_scales import join_second_scales, rounded_second_scales, split_second_scales
 from ingot.views.rows import take
@@ -82,14 +84,28 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     files = companions.read_files(checkpoint.companions)
     config = companions.parse_file(files, CONFIG)
     family = require_family(config if CONFIG in files else None, checkpoint.location)
+    config = hyper.usual_keys(config, family)
     original = checkpoint
-    can_split = can_split_latent(checkpoint)
-    checkpoint = split_tensors(split_second_scales(checkpoint), config, family, parted=can_split)
+    packed = packed_latent(checkpoint) if family.latent else []
+    can_split = not packed
+    checkpoint = apply_steps(split_second_scales(checkpoint), config, family)
+    checkpoint = split_tensors(checkpoint, config, family, parted=can_split)
     plan = plan_to_gguf(checkpoint, config, family)
     rows, notes = _require_rows(checkpoint, plan, config)
     typed, dropped = hyper.to_metadata(config, family, list(original), parted=can_split)
+    if packed:
+        notes.append(
+            f"{packed[0]} ({len(packed)} tensors) is packed and stays one matrix, attn_kv_b: llama.cpp caches full "
+            "keys and values, not the latent vector; --recipe decompress decodes it, so that it is split"
+        )
     if rows:
         typed[f"{family.arch}.vocab_size"] = ("u32", rows)
+    for key, module in family.rows.items():
+        typed |= {
+            f"{family.arch}.{key}": ("u32", checkpoint[name].shape[0])
+            for name in checkpoint
+            if name.endswith(f".{module}.weight") and len(checkpoint[name].shape) == 2
+        }
     tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
@@ -106,18 +122,23 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         view = add(view, factors)
     changes = _widening_changes(view, family)
     inverted = rounded_second_scales(original)
-    dropped += _describe_rounding(view, changes, inverted)
+    wide = [name for name in computed_names(original, family) if original[name].dtype == "f32"]
+    dropped += _describe_rounding(view, changes, inverted, wide)
     view = change(view, changes)
     view = _with_label(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
     renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
     return View(view, [renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted))
 
 
-def _describe_rounding(view: Checkpoint, changes: Mapping[str, Change], inverted: Sequence[str]) -> Iterator[str]:
+def _describe_rounding(
+    view: Checkpoint, changes: Mapping[str, Change], inverted: Sequence[str], computed: Sequence[str]
+) -> Iterator[str]:
     """Describe values that the view rounds: norms after adding 1, and NVFP4 scales replaced by their reciprocals."""
     rounded = [name for name, planned in changes.items() if planned.plus and not _is_reversible(view[name], planned)]
     if rounded:
         yield f"the last bits of {', '.join(rounded[:3])}, where 1 + w is rounded"
+    if computed:
+        yield f"the last bits of {', '.join(computed[:3])}, which llama.cpp stores as a function of them"
     if inverted:
         yield (
             f"the last bits in f32 of {', '.join(inverted[:3])} ({len(inverted)} tensors): scales were divisors and "
@@ -215,6 +236,8 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     family, original = _family(metadata, arch)
     if family is None:
         raise unknown_architecture(metadata, checkpoint.location)
+    if not family.from_metadata and not original:
+        raise missing_config(family, checkpoint.location)
     has_head = original.get("architectures") not in (None, [family.model_class]) or CLASSES in checkpoint
     plan = plan_to_model(checkpoint, metadata, family, base=family.base if has_head else "")
     notes = list[str]()
@@ -234,12 +257,24 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         if name in rotary.TENSORS and tensor.size <= rotary.MAX_FACTORS and _is_small(name, tensor)
     }
     config = hyper.to_config(metadata, family, list(view), factors)
+    if family.steps:
+        view = undo_steps(view, {**hyper.usual_keys(original, family), **config}, family)
+        view = change(view, _narrowing_computed(view, family))
+    config = hyper.family_keys(config, family)
     changed = list[str]()
     dtype_key = "torch_dtype" if "torch_dtype" in original and "dtype" not in original else "dtype"
     config[dtype_key] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_dtype(view), "float32")
     if original:
         config, changed = hyper.merge_configs(original, _without_token_ids(config, metadata), family)
-    view = join_tensors(view, config, family)
+    view = join_tensors(view, hyper.usual_keys(config, family), family)
+    absent = [] if original else absent_tensors(config, family, view)
+    if absent:
+        raise UnsupportedError(
+            f"the file lacks {list_names(absent)}, which a model of the family {family.model_type} has; convert the "
+            "folder that it was made from, or pass --keep-names",
+            rule=UNSUPPORTED,
+            where=checkpoint.location,
+        )
     if changed:
         notes.append(
             f"the GGUF metadata differ from the config.json that the file contains; "
@@ -247,9 +282,12 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         )
     files, dropped = _files(metadata, config, family, no_tokenizer=no_tokenizer)
     omissions = view.omissions
-    if not original and "long_factor" not in rotary.rope_of(config):
+    if not original and not rotary.states_tensors(config):
         omission = Omission("config.json has no key for this scaling of the rotary embedding")
-        stored = [origin for name in rotary.TENSORS if name in omitted for origin in checkpoint.origins_of(name)]
+        scaled = [
+            name for name in rotary.TENSORS if name in omitted and not np.all(factors.get(name, 0) == np.float32(1))
+        ]
+        stored = [origin for name in scaled for origin in checkpoint.origins_of(name)]
         omissions = {**omissions, **dict.fromkeys(stored, omission)}
     unread = [*_unread_keys(metadata, family)]
     if unread:
@@ -264,9 +302,9 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
 def _files(
     metadata: Mapping[str, Any], config: Mapping[str, Any], family: Family, *, no_tokenizer: bool
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Return the files of the folder, and what they do differently from the GGUF file.
+    """Return the files of the folder, and notes on texts that they tokenize differently from the GGUF file.
 
-    If ``no_tokenizer`` is true and the tokenizer cannot be converted, it is left out.
+    If ``no_tokenizer`` is true and the tokenizer cannot be converted, it is left out, with a note.
 
     Raises ``UnsupportedError`` ``architecture.tokenizer``.
     """
@@ -287,7 +325,10 @@ def _without_token_ids(config: Mapping[str, Any], metadata: Mapping[str, Any]) -
 
 
 def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict[str, Any]]:
-    """Return the family of a file, and the ``config.json`` it was made from; empty if missing or of another family."""
+    """Return the family of a GGUF file, and the ``config.json`` that the file was made from.
+
+    The config is empty if the file does not contain it, or if it belongs to another architecture.
+    """
     stored = companions.stored_files(metadata)
     try:
         original = companions.parse_file(stored, CONFIG)
@@ -300,7 +341,7 @@ def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict
 
 
 def _widening_changes(view: Checkpoint, family: Family) -> dict[str, Change]:
-    """Return the changes to tensors that llama.cpp requires in f32 (``GgufFormat.exempt``), by name."""
+    """Return the changes to tensors that llama.cpp requires in f32 (``GgufFormat.required_dtype``), by name."""
     changes = {}
     for name, tensor in view.items():
         plus = 1.0 if family.shifted and name.endswith("norm.weight") else 0.0
@@ -330,6 +371,18 @@ def _narrowing_changes(view: Checkpoint, family: Family, plan: TensorPlan) -> di
     return changes
 
 
+def _narrowing_computed(view: Checkpoint, family: Family) -> dict[str, Change]:
+    """Return the changes to tensors that a step computed in f32: the main dtype is used if it holds their values."""
+    main = _main_dtype(view)
+    changes = {}
+    for name in computed_names(view, family) if main in ("f16", "bf16") else ():
+        values = view[name].numpy("f32")
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.array_equal(cast(cast(values, main), "f32"), values):
+                changes[name] = Change(main)
+    return changes
+
+
 def _is_reversible(tensor: Tensor, planned: Change) -> bool:
     """Return whether subtracting what was added restores every bit."""
     return bool(np.array_equal(planned.values(tensor) - np.float32(planned.plus), tensor.numpy("f32")))
@@ -350,7 +403,11 @@ def _main_dtype(view: Checkpoint) -> str:
 
 
 def _with_label(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[Attributes]) -> Checkpoint:
-    """Return the checkpoint with a label's metadata, its companions (names to text) if given, and other changes."""
+    """Return the checkpoint with other metadata, companion files and attributes.
+
+    ``label`` has the key ``metadata``, and ``companions``: texts by file name, or None to keep the present companions.
+    ``changes`` replace attributes of the checkpoint.
+    """
     with ExitStack() as stack:
         folder = None if label["companions"] is None else TemporaryFolder(label["companions"])
         if folder is not None:

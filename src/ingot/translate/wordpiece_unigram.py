@@ -41,7 +41,10 @@ def from_gguf_token(text: str) -> str:
 
 
 def wordpiece_differences(tokenizer: Mapping[str, Any], texts: Sequence[str]) -> list[str]:
-    """Describe what llama.cpp does differently with a WordPiece tokenizer: it lowers case and drops accents."""
+    """Return notes on properties of a WordPiece tokenizer that llama.cpp ignores.
+
+    llama.cpp always lowers case, drops accents, splits words as BERT does, and marks the beginning of words.
+    """
     model = tokenizer["model"]
     differences = list[str]()
     normalizer = tokenizer.get("normalizer")

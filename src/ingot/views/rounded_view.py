@@ -13,17 +13,22 @@ import numpy as np
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import FLOATS, cast
 from ingot.core.runtime.parallel import default_workers
+from ingot.engine.chunks import largest_magnitude
 from ingot.model.bytesource import DerivedSource
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import ZEROS
 from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.scaled_codebook import SECOND
 from ingot.model.part import Part
 from ingot.model.reading.view import derive_checkpoint
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.choice import QuantizerSpec
+from ingot.quantization.grid import Grid
 from ingot.quantization.rounding import multiply
+from ingot.quantization.scales import second_of
 from ingot.quantization.tensor import Outcome, StatisticsSource, matrices, require_finite, round_tensor, rounding_memory
 from ingot.views.common import BuildTensor, lazy_tensors, require_names
+from ingot.views.input_scales import input_scales, members_of_merged
 
 LoadStatistics = Callable[[], StatisticsSource]
 
@@ -51,6 +56,8 @@ class Rounding:
         Largest change per bias, set when the bias is read; None if the statistics lack means of inputs.
     statistics_ready : bool
         Whether the statistics already exist, so that memory estimates may read them.
+    input_scales : bool
+        Whether the view contains the scale of the inputs of each matrix with a second scale (``views.input_scales``).
     """
 
     choices: Mapping[str, QuantizerSpec]
@@ -62,6 +69,7 @@ class Rounding:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     bias_changes: dict[str, float | None] = field(default_factory=dict)
     statistics_ready: bool = True
+    input_scales: bool = False
 
 
 def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
@@ -69,10 +77,11 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     require_names(checkpoint, rounding.choices)
     choices = rounding.choices
     cache = _RoundedCache(default_workers() + 2)
+    magnitudes = _Magnitudes(checkpoint, choices)
     biases = {bias: name for name, spec in choices.items() if (bias := _bias_of(checkpoint, name, spec))}
 
     def work(name: str) -> _RoundedTensor:
-        return _RoundedTensor(checkpoint[name], rounding, cache)
+        return _RoundedTensor(checkpoint[name], rounding, cache, magnitudes)
 
     def builder(name: str) -> BuildTensor | None:
         if name in biases:
@@ -80,11 +89,42 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
         return (lambda: _tensor(work(name))) if name in choices else None
 
     entries = [(name, builder(name), name) for name in checkpoint]
+    origins: dict[str, Sequence[str]] = {}
+    if rounding.input_scales:
+        matrices_with_inputs = [name for name, spec in choices.items() if spec.grid.second]
+        scales = input_scales(checkpoint, matrices_with_inputs, rounding.load_statistics)
+        origins = {scale: (name,) for scale, (name, _) in scales.items()}
+        entries = [entry for entry in entries if entry[0] not in scales]
+        entries += [(scale, build, name) for scale, (name, build) in scales.items()]
     text = {name: repr(spec) for name, spec in choices.items()}
     description = [rounding.statistics_id, text]
     return derive_checkpoint(
-        checkpoint, lazy_tensors(entries, checkpoint), round_to, rounding, description, also_close=rounding.close
+        checkpoint,
+        lazy_tensors(entries, checkpoint),
+        round_to,
+        rounding,
+        description,
+        origins=origins,
+        also_close=rounding.close,
     )
+
+
+class _Magnitudes:
+    """The largest magnitudes of matrices with second scales; matrices that a program merges share the largest."""
+
+    def __init__(self, checkpoint: Checkpoint, choices: Mapping[str, QuantizerSpec]) -> None:
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        self._amax: dict[str, float] = {}
+        self._members = members_of_merged(name for name, spec in choices.items() if spec.grid.second)
+
+    def of_matrix(self, name: str) -> float:
+        members = self._members[name]
+        with self._lock:
+            for member in members:
+                if member not in self._amax:
+                    self._amax[member] = largest_magnitude(self._checkpoint[member])
+            return max(self._amax[member] for member in members)
 
 
 class _RoundedCache:
@@ -113,9 +153,10 @@ class _CachedParts:
 class _RoundedTensor:
     """One tensor and its rounding."""
 
-    def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache) -> None:
+    def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache, magnitudes: _Magnitudes) -> None:
         self.tensor = tensor
         self._cache = cache
+        self._magnitudes = magnitudes
         self.spec = rounding.choices[tensor.name]
         self._load_statistics = rounding.load_statistics
         self._outcomes = rounding.outcomes
@@ -123,6 +164,8 @@ class _RoundedTensor:
         self.layout = self.spec.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
+        if role == SECOND:  # plans compare second scales; the weights alone determine them
+            return _bytes(np.full(1, second_of(np.zeros(0, np.float32), self._grid()), np.float32))
         item = self._cache.entry(self.tensor.name)
         with item.lock:
             if item.parts is None:
@@ -140,9 +183,15 @@ class _RoundedTensor:
 
     def _round(self) -> Mapping[str, memoryview]:
         """Round the tensor's matrices, each by its statistics; the matrices of a stack share the first one's table."""
-        parts, outcomes = round_tensor(self.spec, _matrices(self.tensor), self._load_statistics())
+        spec = replace(self.spec, grid=self._grid())
+        parts, outcomes = round_tensor(spec, _matrices(self.tensor), self._load_statistics())
         self._outcomes.update({outcome.matrix: outcome for outcome in outcomes})
         return {role: _bytes(array) for role, array in parts.items()}
+
+    def _grid(self) -> Grid:
+        """Return the grid, with the largest magnitude of the matrices that share a second scale."""
+        grid = self.spec.grid
+        return replace(grid, amax=self._magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
 
 
 def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:

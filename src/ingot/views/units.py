@@ -167,7 +167,7 @@ def select_units(tensor: Tensor, name: str, selection: UnitSelection) -> Tensor:
     """Return a tensor that consists of selected units of another tensor; all selected units must exist."""
     units = selection.units
     size = _unit_size(selection.units, tensor.size)
-    widths = _widths([tensor], selection.shape, size)
+    widths = _widths([tensor], selection.shape, size, units.per_run)
     if widths is None:
         positions = units.positions(0, units.outer * units.count)
         runs = np.stack([np.zeros_like(positions), positions * size, np.full_like(positions, size)])
@@ -216,8 +216,11 @@ def _interleaved_values(name: str, shape: tuple[int, ...], tensors: Sequence[Ten
     return decode_runs(name, shape, tensors, runs, CODECS[DenseLayout.codec])
 
 
-def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int) -> Mapping[str, int] | None:
-    """Return each part's bytes per unit of ``unit`` elements, 0 for a part that is not split; None to decode."""
+def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int, per_run: int = 0) -> Mapping[str, int] | None:
+    """Return each part's bytes per unit of ``unit`` elements, 0 for a part that is not split; None to decode.
+
+    Units may be columns of a packed matrix if ``per_run`` units are a row.
+    """
     layout = common_layout(tensors, shape)
     first = tensors[0]
     if not unit:
@@ -225,7 +228,8 @@ def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int) -> Map
     if layout is not None:
         fits = unit % layout.elements == 0
         return {role: unit // layout.elements * width for role, width in layout.nbytes.items()} if fits else None
-    return first.decoder.columns(first, unit) if len(tensors) == 1 and first.decoder is not None else None
+    are_columns = len(tensors) == 1 and per_run * unit == first.matrix_shape[1]
+    return first.decoder.columns(first, unit) if are_columns and first.decoder is not None else None
 
 
 class _StoredUnits:

@@ -11,6 +11,7 @@ import pytest
 
 import ingot
 from ingot.adapters.view import with_adapters
+from ingot.cli.main import run
 from ingot.core.numeric.dtypes import cast
 from tests.support.adapters import DOWN, EMBED, Q, base_folder, lora, peft_folder, values
 
@@ -220,3 +221,19 @@ def test_mlx_factors_are_transposed(base: Path, tmp_path: Path) -> None:
     config = {"fine_tune_type": "lora", "num_layers": 1, "lora_parameters": {"rank": 4, "scale": 2.0, "dropout": 0.0}}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     assert np.array_equal(merged(base, folder)[f"{Q}.weight"], W + (B @ A) * np.float32(2))
+
+
+def test_patch_merges_adapters_and_refuses_options_that_a_merge_lacks(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = peft_folder(tmp_path / "a", lora())
+    assert run(["merge", str(base), str(adapter), "-o", str(tmp_path / "merged")]) == 0
+    assert run(["patch", str(base), str(adapter), "-o", str(tmp_path / "patched")]) == 0
+    names = ("model.safetensors", "config.json")
+    assert [(tmp_path / "patched" / name).read_bytes() for name in names] == [
+        (tmp_path / "merged" / name).read_bytes() for name in names
+    ]
+    capsys.readouterr()
+    assert run(["patch", str(base), str(adapter), "-o", str(tmp_path / "other"), "--dtype", "f16"]) != 0
+    assert "no option --dtype" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

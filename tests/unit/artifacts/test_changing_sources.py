@@ -128,7 +128,7 @@ def test_a_resumed_run_does_not_join_two_sources(tmp_path: Path, monkeypatch: py
         """Stands for the end of the process."""
 
     def kill(event: ProgressEvent) -> None:
-        if event.done > 5 * 4 * 64 * 64:
+        if event.processed > 5 * 4 * 64 * 64:
             raise Killed
 
     with monkeypatch.context() as patched:
@@ -152,7 +152,7 @@ def test_a_source_that_is_rewritten_meanwhile_gives_no_mixture(tmp_path: Path, i
 
     def rewrite(event: ProgressEvent) -> None:
         if not done:
-            done.append(event.done)
+            done.append(event.processed)
             rewritten(source, 2)
 
     with pytest.raises(IntegrityError) as caught:

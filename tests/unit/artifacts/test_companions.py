@@ -93,7 +93,7 @@ def tie(model: Path, *, same: bool) -> dict[str, Any]:
     if same:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     ingot.save(model / "model.safetensors", weights, overwrite=True)
-    config = {"model_type": "llama", "tie_word_embeddings": True}
+    config = {"model_type": "llama", "model_file": "llama.py", "tie_word_embeddings": True}
     (model / "config.json").write_text(json.dumps(config))
     return config
 

@@ -161,7 +161,7 @@ def test_progress_counts_every_tensor(file: Path) -> None:
     ingot.verify(file, progress=events.append)
     with ingot.open(file) as checkpoint:
         assert [event.item for event in events] == list(checkpoint)
-        assert events[-1].done == events[-1].total == checkpoint.nbytes
+        assert events[-1].processed == events[-1].total == checkpoint.nbytes
 
 
 def test_names_are_found_by_a_test_of_the_tensors(file: Path) -> None:

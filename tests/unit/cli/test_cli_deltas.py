@@ -37,9 +37,9 @@ def test_what_is_hardly_there_is_told(run: Run) -> None:
     weak = ("diff", "base", "tuned", "--strategy", "low-rank", "-o")
     made = json.loads(run(*weak, "delta.zt", "--json").stdout)
     (matrix,) = [item for item in made["tensors"] if not item["exact"]]
-    assert matrix["left"] > 0.5
+    assert matrix["unrestored"] > 0.5
     assert made["short"] == [matrix["name"]]
-    assert f"{100 * matrix['left']:.1f} %" in run(*weak, "again.zt").stdout
+    assert f"{100 * matrix['unrestored']:.1f} %" in run(*weak, "again.zt").stdout
 
 
 def test_there_and_back(run: Run, tmp_path: Path) -> None:

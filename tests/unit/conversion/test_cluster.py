@@ -58,7 +58,7 @@ def test_the_bytes_are_those_of_a_local_run(
     hire(Inline(lambda count: WorkerLostError("lost") if count in (1, 4) else None))
     events: list[ingot.ProgressEvent] = []
     report = ingot.convert(source, source.parent / name, engine="processes", progress=events.append, **more)
-    assert events[-1].done == events[-1].total
+    assert events[-1].processed == events[-1].total
     assert [rate > 0 for rate in events[-1].rates.values()] == [True]
     assert files(source.parent / name) == files(source.parent / "here" / name)
     assert report.tensors == here.tensors
@@ -88,7 +88,7 @@ def test_a_process_that_is_killed_is_replaced(source: Path, hire: Callable[..., 
     killed = threading.Event()
 
     def kill(event: ingot.ProgressEvent) -> None:
-        if event.done and not killed.is_set():
+        if event.processed and not killed.is_set():
             killed.set()
             os.kill(pool.pids[0], signal.SIGKILL)
 
@@ -104,7 +104,7 @@ def test_ctrl_c_stops_workers_and_leaves_nothing(source: Path, hire: Callable[..
     pids: list[int] = []
 
     def interrupt(event: ingot.ProgressEvent) -> None:
-        if event.done and not pids:
+        if event.processed and not pids:
             pids.extend(pool.pids)
             _thread.interrupt_main()
 
@@ -135,7 +135,7 @@ if __name__ == "__main__":
     pool.Processes = lambda: workers
 
     def tell(event):
-        if event.done >= 3 << 15:
+        if event.processed >= 3 << 15:
             print(*workers.pids, flush=True)
             sys.stdin.read()  # until it is killed
 

@@ -239,7 +239,7 @@ def test_a_checkpoint_without_tensors(tmp_path: Path) -> None:
 def test_progress_counts_every_source_byte(model: Path, tmp_path: Path) -> None:
     events: list[tuple[int, int]] = []
     report = ingot.convert(
-        model, tmp_path / "out.zt", "int4", progress=lambda event: events.append((event.done, event.total))
+        model, tmp_path / "out.zt", "int4", progress=lambda event: events.append((event.processed, event.total))
     )
     assert events[-1] == (report.source_nbytes, report.source_nbytes)
     assert [done for done, _ in events] == sorted(done for done, _ in events)
@@ -308,7 +308,9 @@ def test_what_runs_the_result_is_told(
     name: str, format: str | None, programs: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (model / "config.json").write_text(
+        '{"model_type": "llama", "model_file": "llama.py", "architectures": ["LlamaForCausalLM"]}'
+    )
     ingot.convert(model, "packed", "int4")
     commands = [shlex.split(text) for text in ingot.convert("packed", name, format=format).commands]
     assert [words[0] for words in commands] == programs

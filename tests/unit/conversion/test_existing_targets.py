@@ -168,7 +168,7 @@ class TestRoom:
         plan_size = ingot.convert(model, tmp_path / "whole.zt").size
 
         def stop(event: object) -> None:
-            if event.done > 0.8 * event.total:  # type: ignore[attr-defined]
+            if event.processed > 0.8 * event.total:  # type: ignore[attr-defined]
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):

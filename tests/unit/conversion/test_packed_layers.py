@@ -26,7 +26,9 @@ def folder(path: Path, shapes: dict[str, tuple[int, int]], dtype: Any = np.float
     path.mkdir()
     weights = {f"{LAYER}{name}.weight": RNG.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     ingot.save(path / "model.safetensors", {"model.norm.weight": np.ones(8, dtype), **weights})
-    (path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    (path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "model_file": "llama.py", "architectures": ["LlamaForCausalLM"]})
+    )
     return path
 
 

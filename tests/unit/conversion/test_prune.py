@@ -268,7 +268,7 @@ def test_threads_and_ceilings_change_nothing_and_progress_counts_both_passes(mod
     ingot.convert(model, tmp_path / "3.zt", "int4", "zt", ceiling, prune=0.3, prune_block=BLOCK, threads=3)
     assert (tmp_path / "1.zt").read_bytes() == (tmp_path / "3.zt").read_bytes()
     assert len({event.total for event in events}) == 1
-    done = [event.done for event in events]
+    done = [event.processed for event in events]
     assert done == sorted(done)
     assert done[-1] == events[-1].total
 
@@ -279,7 +279,7 @@ class StopHereError(Exception):
 
 def stop_after(fraction: float) -> Callable[[ProgressEvent], None]:
     def callback(event: ProgressEvent) -> None:
-        if event.done > fraction * event.total:
+        if event.processed > fraction * event.total:
             raise StopHereError
 
     return callback

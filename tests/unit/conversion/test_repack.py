@@ -134,7 +134,7 @@ def test_bytes_depend_on_no_threads_or_chunks(source: Path, tmp_path: Path, monk
 @pytest.mark.parametrize("fraction", [0.3, 0.6, 0.9])
 def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path, fraction: float) -> None:
     def stop(event: ProgressEvent) -> None:
-        if event.done > fraction * event.total:
+        if event.processed > fraction * event.total:
             raise StopHereError
 
     ingot.convert(source, tmp_path / "whole.squizd")
@@ -149,8 +149,8 @@ def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path, fraction: floa
 def test_progress_counts_every_byte(source: Path, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     ingot.convert(source, tmp_path / "out.squizd", progress=events.append)
-    assert events[-1].done == events[-1].total
-    assert all(a.done <= b.done for a, b in pairwise(events))
+    assert events[-1].processed == events[-1].total
+    assert all(a.processed <= b.processed for a, b in pairwise(events))
 
 
 @pytest.mark.parametrize("role", ["packed_weight", "scales", "zeros"])

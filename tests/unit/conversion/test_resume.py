@@ -25,7 +25,7 @@ class StopHereError(Exception):
 
 def stop_after(fraction: float, error: type[BaseException] = StopHereError) -> Callable[[ProgressEvent], None]:
     def callback(event: ProgressEvent) -> None:
-        if event.done > fraction * event.total:
+        if event.processed > fraction * event.total:
             raise error
 
     return callback
@@ -188,7 +188,7 @@ def test_full_disk_is_one_clear_error(
 
 def test_two_conversions_to_one_target_do_not_mix(model: Path, tmp_path: Path) -> None:
     def start_another(event: ProgressEvent) -> None:
-        if event.done > event.total / 2:
+        if event.processed > event.total / 2:
             ingot.convert(model, tmp_path / "out.zt", "int8")
 
     with pytest.raises(ResourceError) as caught:

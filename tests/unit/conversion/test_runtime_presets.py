@@ -12,10 +12,17 @@ import pytest
 
 import ingot
 from ingot.cli.main import run
+from ingot.conversion.options import ConvertOptions
+from ingot.conversion.run import prepare
 from ingot.errors import IngotError, UnsupportedError
-from ingot.recipes.load import load_recipe, parse_recipe
+from ingot.model.statistics import Statistics
+from ingot.naming.names import INPUT_SCALE
+from ingot.recipes.load import load_recipe, parse_recipe, preset_text
+from ingot.views.input_scales import input_scales
+from tests.support import preset_model
 from tests.support.preset_model import statistics, written
 
+W4A4 = "nvfp4-w4a4-calibrated"
 DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 
 
@@ -131,6 +138,74 @@ def test_nvfp4_has_one_second_scale_for_merged_matrices(source: Path, tmp_path: 
     assert second["q_proj"] == second["k_proj"] == second["v_proj"]
     assert second["gate_proj"] == second["up_proj"]
     assert second["down_proj"] != second["o_proj"] != second["q_proj"]
+
+
+def scales_of_inputs(folder: Path) -> dict[str, float]:
+    with ingot.open(folder) as checkpoint:
+        names = [name for name in checkpoint if name.endswith(INPUT_SCALE)]
+        return {name.split(".")[-2]: float(checkpoint[name].numpy()[0]) for name in names}
+
+
+def test_nvfp4_of_weights_and_inputs(source: Path, tmp_path: Path) -> None:
+    """The layout of llm-compressor 0.14 and vLLM 0.32: divisors for weights and inputs, shared by merged matrices."""
+    calibration = statistics()
+    report = ingot.convert(source, tmp_path / "out", W4A4, format="compressed-tensors", calibration=calibration)
+    assert report.actions == {"moved": 12, "encoded": 7}
+    group = config_of(tmp_path / "out")["config_groups"]["group_0"]
+    assert group["format"] == "nvfp4-pack-quantized"
+    expected = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    assert {**expected, "dynamic": False}.items() <= group["weights"].items()
+    assert {**expected, "dynamic": "local", "observer": "static_minmax"}.items() <= group["input_activations"].items()
+    second = {}
+    with ingot.open(source) as original, ingot.open(tmp_path / "out") as checkpoint:
+        for name in packed(tmp_path / "out"):
+            second[name.split(".")[-2]] = float(checkpoint[name].parts["second_scale"].array()[0])
+            weights, decoded = original[name].numpy("f32"), checkpoint[name].numpy("f32")
+            assert np.linalg.norm(weights - decoded) < 0.2 * np.linalg.norm(weights)
+    inputs = scales_of_inputs(tmp_path / "out")
+    for scales in (second, inputs):
+        assert len(scales) == 7
+        assert scales["q_proj"] == scales["k_proj"] == scales["v_proj"]
+        assert scales["gate_proj"] == scales["up_proj"]
+        assert scales["down_proj"] != scales["o_proj"] != scales["q_proj"]
+    absmax = [calibration.for_matrix(f"model.layers.0.self_attn.{name}_proj.weight").absmax.max() for name in "qkv"]
+    assert inputs["q_proj"] == np.float32(6 * 448 / float(max(absmax)))
+
+
+def test_the_plan_of_nvfp4_inputs_reads_no_statistics(source: Path, tmp_path: Path) -> None:
+    """A plan compares second scales; rounding, which reads the statistics, waits until the matrices are written."""
+    options = ConvertOptions(str(source), str(tmp_path / "out"), recipe=W4A4, format="compressed-tensors")
+    with prepare(options) as prepared:
+        assert [step.spec.name for step in prepared.plan.steps if step.spec.name.endswith(INPUT_SCALE)]
+        assert not [note for note in prepared.notes if "second scales" in note]
+
+
+@pytest.mark.parametrize("missing", ["absmax", "quantizer"])
+def test_inputs_without_scales_are_refused(source: Path, tmp_path: Path, missing: str) -> None:
+    arrays = {key: value for key, value in preset_model.arrays().items() if missing not in key}
+    recipe: Any = W4A4
+    if missing == "quantizer":
+        recipe = tmp_path / "r.toml"
+        recipe.write_text(preset_text(W4A4).replace('quantizer = "two-sided"', ""))
+    calibration = None if missing == "quantizer" else Statistics.in_memory(arrays)
+    with pytest.raises(IngotError) as caught:
+        ingot.convert(source, tmp_path / "out", recipe, format="compressed-tensors", calibration=calibration)
+    assert caught.value.rule == {"absmax": "statistics.absmax", "quantizer": "recipe.activations"}[missing]
+    assert not (tmp_path / "out").exists()
+
+
+def test_experts_without_tokens_take_the_scale_of_the_others(tmp_path: Path) -> None:
+    names = [f"model.layers.0.mlp.experts.{index}.up_proj.weight" for index in range(2)]
+    absmax = {names[0]: (3.0, 10), names[1]: (0.0, 0)}
+    arrays: dict[str, Any] = {}
+    for name, (value, count) in absmax.items():
+        arrays |= {f"{name}:in_sum2": np.ones(32, np.float32), f"{name}:count": np.array([count])}
+        arrays[f"{name}:absmax"] = np.full(32, value, np.float32)
+    ingot.save(tmp_path / "x.safetensors", {name: np.ones((32, 32), np.float32) for name in names})
+    with ingot.open(tmp_path / "x.safetensors") as checkpoint:
+        scales = input_scales(checkpoint, names, lambda: Statistics.in_memory(arrays))
+        values = [float(build().numpy()[0]) for _, build in scales.values()]
+    assert values == [6 * 448 / 3] * 2
 
 
 def test_activations_without_layers_that_fit_are_refused(source: Path, tmp_path: Path) -> None:

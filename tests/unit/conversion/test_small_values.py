@@ -155,8 +155,8 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 def test_small_differences_are_kept_as_well_as_others(pair: tuple[Path, Path], strategy: str, most: float) -> None:
     report = diffing.diff(*pair, pair[0].parent / "delta.zt", strategy)
     for tensor in report.tensors:
-        assert tensor.left is not None
-        assert tensor.left**0.5 < most
+        assert tensor.unrestored is not None
+        assert tensor.unrestored**0.5 < most
     assert not report.short
 
 
@@ -172,7 +172,8 @@ def test_a_wdelta_refuses_differences_that_its_scales_cannot_hold(pair: tuple[Pa
 def test_a_difference_of_which_more_than_half_is_left_is_reported(pair: tuple[Path, Path]) -> None:
     report = diffing.diff(*pair, pair[0].parent / "delta.zt", "low-rank")
     assert [tensor.name for tensor in report.short] == sorted(
-        ("a.weight", "b.weight"), key=lambda name: -next(item.left or 0 for item in report.tensors if item.name == name)
+        ("a.weight", "b.weight"),
+        key=lambda name: -next(item.unrestored or 0 for item in report.tensors if item.name == name),
     )
     with ingot.open(pair[0]) as base, ingot.open(pair[1]) as tuned, ingot.open(pair[0].parent / "delta.zt") as delta:
         for tensor in report.tensors:
@@ -180,7 +181,7 @@ def test_a_difference_of_which_more_than_half_is_left_is_reported(pair: tuple[Pa
             found = np.empty_like(one)
             delta_codec("low_rank").applier(delta[tensor.name], "f32").apply(one, found)
             lost = np.square(found.astype(np.float64) - other).sum() / np.square(one.astype(np.float64) - other).sum()
-            assert tensor.left == pytest.approx(lost, rel=1e-6)
+            assert tensor.unrestored == pytest.approx(lost, rel=1e-6)
     exact = diffing.diff(*pair, pair[0].parent / "exact.zt", "exact")
-    assert [tensor.left for tensor in exact.tensors] == [None, None]
+    assert [tensor.unrestored for tensor in exact.tensors] == [None, None]
     assert not exact.short

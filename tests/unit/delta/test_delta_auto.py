@@ -136,6 +136,6 @@ def test_measuring_tells_how_far_it_is(tmp_path: Path) -> None:
         ingot.save(tmp_path / f"{file}.zt", {"a": one[number].numpy()})
     events: list[ProgressEvent] = []
     diff(tmp_path / "base.zt", tmp_path / "tuned.zt", tmp_path / "d.zt", "auto", max_error=0.1, progress=events.append)
-    assert events[0].done == 0
+    assert events[0].processed == 0
     assert events[0].total == 4 * one[0].nbytes  # measured, then written
-    assert events[-1].done == events[-1].total == events[0].total
+    assert events[-1].processed == events[-1].total == events[0].total

@@ -84,7 +84,7 @@ def test_the_bytes_and_the_report_are_those_of_a_local_run(
     assert len(pool.tasks) > 8
     assert (folder / name).read_bytes() == (folder / "here" / name).read_bytes()
     assert told(found) == told(here)
-    assert events[-1].done == events[-1].total
+    assert events[-1].processed == events[-1].total
     assert not list(folder.glob(".x*"))
 
 
@@ -111,8 +111,8 @@ def test_a_large_tensor_is_done_in_slices(
     assert (tmp_path / out).read_bytes() == (tmp_path / "here" / out).read_bytes()
     assert replace(told(found), tensors=[]) == replace(told(here), tensors=[])
     for mine, other in zip(found.tensors, here.tensors, strict=True):  # sums of squares are added in another order
-        assert replace(mine, error=None, left=None) == replace(other, error=None, left=None)
-        assert mine.left == pytest.approx(other.left)
+        assert replace(mine, error=None, unrestored=None) == replace(other, error=None, unrestored=None)
+        assert mine.unrestored == pytest.approx(other.unrestored)
         assert mine.error == pytest.approx(other.error)
 
 
@@ -220,7 +220,7 @@ def test_a_patch_has_the_bytes_of_a_local_run_and_is_proven(chain: Path, out: st
     assert (chain / out).read_bytes() == (chain / "here" / out).read_bytes()
     assert told(found) == told(here)
     assert found.verified
-    assert (events[-1].done, events[-1].total) == (done[-1].done, done[-1].total)
+    assert (events[-1].processed, events[-1].total) == (done[-1].processed, done[-1].total)
 
 
 def test_a_patch_of_another_base_is_refused(chain: Path, hire: Callable[..., None]) -> None:
@@ -255,7 +255,7 @@ def test_what_a_delta_costs_is_told_by_workers_too(folder: Path, hire: Callable[
     hire(pool)
     assert delta_cost(*paths, engine="processes", progress=events.append) == delta_cost(*paths)
     assert len(pool.tasks) > 3
-    assert events[-1].done == events[-1].total
+    assert events[-1].processed == events[-1].total
 
 
 @pytest.mark.parametrize("more", [{"engine": "fog"}, {"engine": "processes", "address": "host:1"}])

@@ -483,7 +483,7 @@ class TestSurroundings:
         ingot.diff(model, tuned, tmp_path / "delta.zt")
 
         def stop(event: ProgressEvent) -> None:
-            if event.done > event.total / 2:
+            if event.processed > event.total / 2:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -497,10 +497,10 @@ class TestSurroundings:
     def test_progress_ends_at_its_total(self, model, tuned, tmp_path):
         events: list[ProgressEvent] = []
         ingot.diff(model, tuned, tmp_path / "delta.zt", progress=events.append)
-        assert events[-1].done == events[-1].total
+        assert events[-1].processed == events[-1].total
         events.clear()
         ingot.patch(model, tmp_path / "delta.zt", tmp_path / "out.zt", progress=events.append)
-        assert events[-1].done == events[-1].total
+        assert events[-1].processed == events[-1].total
 
     def test_a_ceiling_that_nothing_fits_under(self, model, tuned, tmp_path, strays):
         ingot.diff(model, tuned, tmp_path / "delta.zt")

@@ -254,8 +254,8 @@ def test_auto_measures_the_rows_that_both_have(tmp_path: Path) -> None:
     report = ingot.diff(*paths, tmp_path / "d.zt", "auto", max_error=0.5)
     assert {item.name: item.op for item in report.tensors} == dict.fromkeys(tuned, "apply")
     embed = next(item for item in report.tensors if item.name == EMBED)
-    assert embed.left is not None
-    assert embed.left < 0.3
+    assert embed.unrestored is not None
+    assert embed.unrestored < 0.3
     assert embed.nbytes < 0.5 * tuned[EMBED].nbytes
     sized = ingot.diff(*paths, tmp_path / "d.zt", "auto", target_size=0.4, overwrite=True)
     assert sized.size < 0.45 * sized.tuned_nbytes
@@ -348,7 +348,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, strategy: str) -> None:
     ingot.patch(paths[0], tmp_path / "full.zt", tmp_path / "full.safetensors")
 
     def stop(event: ProgressEvent) -> None:
-        if event.item == UP and event.done:
+        if event.item == UP and event.processed:
             raise StoppedError
 
     with pytest.raises(StoppedError):

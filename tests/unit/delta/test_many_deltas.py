@@ -39,7 +39,7 @@ def run(pair: tuple[Path, Path], folder: Path, name: str, strategy: str, *, meas
     delta, out = folder / name, folder / "out.safetensors"
     made = ingot.diff(*pair, delta, strategy=strategy, measure=measure)
     ingot.patch(pair[0], delta, out)
-    tensors = [(item.name, item.op, item.nbytes, item.exact, item.error, item.left) for item in made.tensors]
+    tensors = [(item.name, item.op, item.nbytes, item.exact, item.error, item.unrestored) for item in made.tensors]
     return delta.read_bytes(), out.read_bytes(), tensors, made.parent_hash, made.base_id, made.result_id
 
 

@@ -82,7 +82,7 @@ def test_the_report_is_that_of_one_process(
         assert len(pool.tasks) == 6 + 2
         done: list[ingot.ProgressEvent] = []
         check(Path(), progress=done.append)
-        assert (events[-1].done, events[-1].total) == (done[-1].done, done[-1].total)
+        assert (events[-1].processed, events[-1].total) == (done[-1].processed, done[-1].total)
         assert len(events[-1].rates) == 1
 
 
@@ -101,7 +101,7 @@ def test_a_process_that_is_killed_is_replaced(folder: Path, hire: Callable[..., 
     hire(pool)
 
     def kill(event: ingot.ProgressEvent) -> None:
-        if event.done and not killed:
+        if event.processed and not killed:
             killed.extend(pool.pids)
             os.kill(killed[0], signal.SIGKILL)
 
@@ -115,7 +115,7 @@ def test_ctrl_c_stops_workers(folder: Path, hire: Callable[..., None]) -> None:
     hire(pool)
 
     def interrupt(event: ingot.ProgressEvent) -> None:
-        if event.done and not pids:
+        if event.processed and not pids:
             pids.extend(pool.pids)
             _thread.interrupt_main()
 

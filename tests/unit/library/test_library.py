@@ -35,7 +35,7 @@ def test_an_artifact_comes_back_bit_for_bit(library, base, tmp_path):
     (base / ".ready").touch()
     (base / "empty.txt").touch()
     added = library.add(base, "org/base")
-    assert (added.known, added.deltas, added.files) == (0, 0, 5)
+    assert (added.present, added.deltas, added.files) == (0, 0, 5)
     library.get("org/base", tmp_path / "out")
     assert contents(tmp_path / "out") == contents(base)
     assert rule(library.get, "org/base", tmp_path / "out") == "target.exists"
@@ -73,7 +73,7 @@ def test_copies_in_other_shards_names_and_containers_meet(library, base, tmp_pat
     }
     assert weights_again == set()
     entries = {entry.name: entry for entry in library.ls().artifacts}
-    assert entries["other.zt"].shared > entries["other.zt"].own
+    assert entries["other.zt"].shared > entries["other.zt"].removable
     assert {entry.container for entry in entries.values()} == {"safetensors", "zt"}
 
 
@@ -210,7 +210,7 @@ def test_an_interruption_leaves_nothing_half_written(library, base, tmp_path, wo
 
     def interrupted(event):
         seen.append(event)
-        if event.done > event.total * 0.6:
+        if event.processed > event.total * 0.6:
             raise KeyboardInterrupt
 
     tuned = folder(tmp_path / "tuned", moved(weights(), 1))

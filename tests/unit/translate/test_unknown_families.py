@@ -19,7 +19,7 @@ from tests.support import model_folder
 pytest.importorskip("gguf")
 
 UNKNOWN: dict[str, tuple[dict[str, Any] | None, str]] = {
-    "another": ({"model_type": "smollm3"}, "smollm3"),
+    "another": ({"model_type": "helium"}, "helium"),
     "none": ({"model_type": None}, "states no model_type"),
     "number": ({"model_type": 5}, "'5'"),
     "wrapper": ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "gemma3_text"),
@@ -106,7 +106,7 @@ def test_families_that_mlx_lm_computes(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["safetensors", "mlx", "zt"])
-@pytest.mark.parametrize("arch", [None, "smollm3", "clip"])
+@pytest.mark.parametrize("arch", [None, "plamo", "clip"])
 def test_out_of_gguf(arch: str | None, format: str, tmp_path: Path) -> None:
     metadata = {} if arch is None else {"general.architecture": arch}
     ingot.save(tmp_path / "x.gguf", {"token_embd.weight": np.ones((4, 32), np.float32)}, metadata)

@@ -78,7 +78,7 @@ class Shared(Protocol):
         ...
 
     def hashed(self, indices: range) -> Sequence[Sequence[int]]:
-        """Return the points of each of these steps at which values are hashed."""
+        """Return for each of these steps the points (``Observer.points``) at which values are hashed."""
         ...
 
     def writer(self, target: bytesource.Target) -> FormatWriter:
@@ -176,7 +176,7 @@ def distribute(
         ends = _placed_ends(earlier)
         shared = replace(target, copy_companions=write_siblings, kept_bytes=ends, scattered=in_full, reads=reads)
         executed = execute(replace(plan, steps=steps), inputs, shared, quiet, observer)
-    return replace(executed, done=[replace(item, step=item.step.planned) for item in executed.done])
+    return replace(executed, completed=[replace(item, step=item.step.planned) for item in executed.completed])
 
 
 def tasks_of(plan: Plan, finished: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:

@@ -173,22 +173,22 @@ class CutReader(Rows):
         if self._passed and flat.size:
             self._row_tail = self._next_row(out.dtype)[self._passed :]
             self._passed = 0
-        taken = min(self._row_tail.size, flat.size)
-        flat[:taken], self._row_tail = self._row_tail[:taken], self._row_tail[taken:]
-        if taken == flat.size:
+        buffered = min(self._row_tail.size, flat.size)
+        flat[:buffered], self._row_tail = self._row_tail[:buffered], self._row_tail[buffered:]
+        if buffered == flat.size:
             return
-        count = (flat.size - taken) // self._cols
-        end = taken + count * self._cols
-        self._inner.read_into(flat[taken:end].reshape(count, self._cols))
+        count = (flat.size - buffered) // self._cols
+        end = buffered + count * self._cols
+        self._inner.read_into(flat[buffered:end].reshape(count, self._cols))
         if end < flat.size:
             row = self._next_row(out.dtype)
             flat[end:], self._row_tail = row[: flat.size - end], row[flat.size - end :]
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values."""
-        taken = min(self._row_tail.size, count)
-        self._row_tail = self._row_tail[taken:]
-        rows, self._passed = divmod(self._passed + count - taken, max(self._cols, 1))
+        buffered = min(self._row_tail.size, count)
+        self._row_tail = self._row_tail[buffered:]
+        rows, self._passed = divmod(self._passed + count - buffered, max(self._cols, 1))
         self._inner.skip(rows * self._cols)
 
     def _next_row(self, dtype: np.dtype[Any]) -> Array:
@@ -243,9 +243,10 @@ class AffineCodec(Codec):
         return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return rows of packed codes with their scales and zero points as runs.
+        """Return the positions of rows: the bytes that the codes, scales and zero points of a row take.
 
-        Scales per tensor go with every run.
+        Scales of the full tensor take no bytes of a row. Return None if rows do not begin at bytes, or if rows share
+        scales.
         """
         params = _checked(tensor)
         cols = tensor.matrix_shape[1]
@@ -257,7 +258,10 @@ class AffineCodec(Codec):
         return RunLayout(cols, {**dict.fromkeys(tensor.parts, scales), CODES: params.row_bytes(cols)})
 
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
-        """Return codes with the scales of their groups; None if columns begin within a byte, a word or a group."""
+        """Return the bytes of codes, scales and zero points for ``count`` columns of a row.
+
+        Return None if columns would begin within a byte, a word or a group; see ``Decoder.columns``.
+        """
         params = _checked(tensor)
         cols = tensor.matrix_shape[1]
         if params.matrix is not None or "matrix" in tensor.params or params.block is not None:
@@ -311,7 +315,8 @@ class AffineCodec(Codec):
 
 
 def _checked(tensor: Tensor) -> AffineLayout:
-    """Return the checked layout, in the tensor's own matrix if the packed matrix is equivalent."""
+    """Return the layout after checking the parts against it; without ``matrix`` if the tensor's shape gives the same
+    rows."""
     layout = AffineLayout.from_tensor(tensor)
     expected = ROLES if layout.zeros else ROLES[:2]
     if set(tensor.parts) != set(expected):

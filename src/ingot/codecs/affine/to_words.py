@@ -251,7 +251,8 @@ class TransposedReader:
         """Do nothing: each pass ends with ``read``."""
 
     def _transpose(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
-        """Transpose words ``line`` to ``end`` of rows of codes, the first of them ``row``, into ``out``."""
+        """Write words ``line`` to ``end`` of each row of ``codes`` transposed into ``out``; ``row`` is the index of the
+        first row."""
         if self._target.packing == GPTQ_PLANES:
             codes = self._in_planes(codes)
         source = (codes.reshape(-1), 4 * line, codes.shape[1], len(codes), end - line, out)
@@ -261,7 +262,8 @@ class TransposedReader:
             native.kernels.words_turn(*source, 4 * row, 4 * self._height)
 
     def _in_planes(self, rows: Array) -> Array:
-        """Return rows of codes in words, one stream a row, as words of planes; both as little-endian bytes."""
+        """Return codes that are packed as one bit stream per row, packed as bit planes instead; both are little-endian
+        words."""
         stored = from_file(rows.reshape(-1), "u32").reshape(len(rows), -1)
         packed = pack_planes(unpack_codes(stored, self._target.bits, self._cols), self._target.bits)
         return np.frombuffer(file_bytes(packed), np.uint8).reshape(len(rows), -1)

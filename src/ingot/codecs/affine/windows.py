@@ -138,19 +138,19 @@ class ComputedRows(DerivedSource):
         if not out.nbytes:
             return
         target = np.frombuffer(out, np.uint8)
-        done = 0
-        while done < target.size:
-            position = offset + done - self._first * self._width
+        filled = 0
+        while filled < target.size:
+            position = offset + filled - self._first * self._width
             if not 0 <= position < self._cache.size:
-                row = (offset + done) // self._width // _STEP * _STEP
+                row = (offset + filled) // self._width // _STEP * _STEP
                 goes_on = self._cache.size and position == self._cache.size
                 self._step = min(4 * self._step, self._max_rows) if goes_on else self._first_rows
                 last = min(row + self._step, self._rows)
                 self._first, self._cache = row, self._make(row, last).reshape(-1).view(np.uint8)
                 continue
-            chunk = self._cache[position : position + target.size - done]
-            target[done : done + chunk.size] = chunk
-            done += chunk.size
+            chunk = self._cache[position : position + target.size - filled]
+            target[filled : filled + chunk.size] = chunk
+            filled += chunk.size
         if offset + target.size == self.size:  # a sequential reader has all bytes now
             self._first, self._cache = 0, np.empty(0, np.uint8)
 

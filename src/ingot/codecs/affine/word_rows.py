@@ -162,7 +162,10 @@ class WordRows:
         )
 
     def _in_strips(self, rows: int, make: Callable[[int, int], Array]) -> Array:
-        """Return the results of ``make`` for consecutive strips of rows, because it needs many bytes per code."""
+        """Call ``make(first, last)`` for consecutive strips of rows and return the joined results.
+
+        Strips limit the memory, because ``make`` needs many bytes per code.
+        """
         step = max(1, _CODES // max(1, self.cols) // BLOCK) * BLOCK
         if rows <= step:
             return make(0, rows)
@@ -203,12 +206,12 @@ class WordRows:
         """Return a number for every code of rows, bytes [rows, columns]: the stored numbers, repeated in a cycle."""
         out = np.empty((last - first) * self.cols * size, np.uint8)
         start = first * self.cols * size % window.width
-        done = 0
-        while done < out.size:
-            chunk = window.read(slice(0, 1), start, min(window.width, start + out.size - done)).reshape(-1)
-            out[done : done + chunk.size] = chunk
+        filled = 0
+        while filled < out.size:
+            chunk = window.read(slice(0, 1), start, min(window.width, start + out.size - filled)).reshape(-1)
+            out[filled : filled + chunk.size] = chunk
             start = 0
-            done = done + chunk.size
+            filled = filled + chunk.size
         return out.reshape(last - first, -1)
 
     def points(self, first: int, last: int) -> Array:
@@ -253,24 +256,28 @@ class WordRows:
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _strided(self, first: int, last: int) -> Array:
-        """Return the codes of rows if lines of the packing are not groups; rows may begin and end within lines."""
+        """Return the codes of rows ``first`` to ``last`` if the lines of the packing are not groups.
+
+        The rows may begin and end within lines.
+        """
         width = self._layout.lines((self.rows, self.cols))[1]
         codes = np.empty((last - first) * self.cols, np.uint8)
         begin = first * self.cols
-        done = 0
-        while done < codes.size:
-            line, start = divmod(begin + done, width)
-            full_lines = (codes.size - done) // width if not start else 0
+        filled = 0
+        while filled < codes.size:
+            line, start = divmod(begin + filled, width)
+            full_lines = (codes.size - filled) // width if not start else 0
             if full_lines:
                 chunk = self._lines(line, line + full_lines, 0, width)
             else:
-                chunk = self._lines(line, line + 1, start, min(width, start + codes.size - done))
-            codes[done : done + chunk.size] = chunk.reshape(-1)
-            done += chunk.size
+                chunk = self._lines(line, line + 1, start, min(width, start + codes.size - filled))
+            codes[filled : filled + chunk.size] = chunk.reshape(-1)
+            filled += chunk.size
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _lines(self, begin: int, end: int, first: int, last: int) -> Array:
-        """Return codes ``first`` to ``last`` of lines ``begin`` to ``end`` of a stacked form."""
+        """Return codes ``first`` to ``last`` (u8) of lines ``begin`` to ``end``, from words that hold one code of each
+        lane."""
         layout = self._layout
         size = 4 if layout.bits == 3 else 1
         step = self._codes.rows
@@ -328,11 +335,11 @@ class WordRows:
         return out[first - 8 * begin : last - 8 * begin]
 
     def _windows(self, start: int, stop: int) -> Iterator[tuple[int, Array, int, int]]:
-        """Yield runs of lines of codes with their bytes ``start`` to ``stop``.
+        """Yield runs of lines of words that contain bytes ``start`` to ``stop`` of every line.
 
-        Each item is the index of the first line, the bytes, the offset of the first requested byte, and the distance
-        from line to line. If few bytes of a line are requested, only they are read. Otherwise a run has the number of
-        lines that stays in a cache until it is transposed.
+        Each item is the index of the first line, a buffer, the offset in it of the first requested byte, and the
+        distance in bytes from line to line. If few bytes of a line are requested, only they are read. Otherwise a run
+        has as many lines as stay in a cache until they are transposed.
         """
         codes = self._codes
         data = codes.all_bytes()

@@ -49,7 +49,10 @@ class BlockReader(Rows):
 
 
 class BlocksCodec(Codec):
-    """The block types of ggml. NVFP4 has no encoder here: its second scale is a tensor of its own."""
+    """The block types of ggml.
+
+    NVFP4 can be decoded only: an encoder returns the parts of one tensor, and NVFP4's second scale is another tensor.
+    """
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -87,7 +90,7 @@ class BlocksCodec(Codec):
         return BlockReader(tensor)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return blocks as runs, if a row of the new shape is a whole number of blocks."""
+        """Return the positions of blocks; None if a row of ``shape`` is not a whole number of blocks."""
         block = _checked(tensor).block
         if not shape or shape[-1] % block.elements:
             return None

@@ -62,14 +62,14 @@ class Codes:
             np.zeros((rows, cols), np.float32),
         )
 
-    def put(self, rows: Array, column: int, other: Codes) -> None:
+    def put(self, rows: Array, column: int, replacement: Codes) -> None:
         """Replace the codes of one run of columns in the rows that ``rows`` (bool) selects."""
         run = column // RUN
-        count = other.entries.shape[1]
-        self.entries[rows, run * count : (run + 1) * count] = other.entries[rows]
-        self.negative[rows, run] = other.negative[rows, 0]
-        self.down[rows, run] = other.down[rows, 0]
-        self.values[rows, column : column + RUN] = other.values[rows]
+        count = replacement.entries.shape[1]
+        self.entries[rows, run * count : (run + 1) * count] = replacement.entries[rows]
+        self.negative[rows, run] = replacement.negative[rows, 0]
+        self.down[rows, run] = replacement.down[rows, 0]
+        self.values[rows, column : column + RUN] = replacement.values[rows]
 
 
 def entries_per_run(block_type: str) -> int:

@@ -243,14 +243,15 @@ class AdditiveApplier:
 def fusible(base: Array, out: Array) -> bool:
     """Return whether both have one type that kernels add to, in C order, and are the same array or disjoint."""
     start = base.ctypes.data
-    other = out.ctypes.data
-    return _plain(base, out) and (start == other or start + base.nbytes <= other or other + out.nbytes <= start)
+    out_start = out.ctypes.data
+    disjoint = start + base.nbytes <= out_start or out_start + out.nbytes <= start
+    return _plain(base, out) and (start == out_start or disjoint)
 
 
-def _plain(first: Array, other: Array) -> bool:
+def _plain(first: Array, second: Array) -> bool:
     """Return whether both have one type that kernels support, in C order."""
-    plain = all(array.flags.c_contiguous and array.flags.aligned for array in (first, other))
-    return plain and first.dtype == other.dtype and resolve_dtype(first.dtype).name in _FUSED
+    plain = all(array.flags.c_contiguous and array.flags.aligned for array in (first, second))
+    return plain and first.dtype == second.dtype and resolve_dtype(first.dtype).name in _FUSED
 
 
 def difference(base: Array, tuned: Array) -> Array:

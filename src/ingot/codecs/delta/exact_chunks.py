@@ -58,7 +58,12 @@ class ExactParams:
 
     @property
     def element(self) -> tuple[bool, int]:
-        """Whether elements are sign and magnitude, and the lowest bit of the context."""
+        """Whether elements are floats, stored as sign and magnitude, and the lowest bit that selects the coder's
+        context.
+
+        The context of an element consists of its bits from that bit on: the exponent of a float, or the high byte of an
+        integer.
+        """
         return self.dtype in _MANTISSA, _MANTISSA.get(self.dtype, 8 * self.width - 8)
 
     def chunks(self, size: int) -> int:
@@ -249,8 +254,8 @@ def unpack(
     for_ranges(len(sizes), max(STEP // chunk, 1), apply, workers)
 
 
-def _require_shape(base: Array, other: Array) -> None:
-    if base.shape != other.shape:
+def _require_shape(base: Array, tuned: Array) -> None:
+    if base.shape != tuned.shape:
         raise UsageError(
-            f"expected arrays of one shape, found {list(base.shape)} and {list(other.shape)}", rule="delta_exact.shape"
+            f"expected arrays of one shape, found {list(base.shape)} and {list(tuned.shape)}", rule="delta_exact.shape"
         )

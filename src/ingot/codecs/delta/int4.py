@@ -1,6 +1,6 @@
-"""``delta_int4``: 4-bit codes over one range, with the largest differences apart (``.wdelta`` strategy ``int4``).
+"""``delta_int4``: differences as 4-bit codes over one range; the largest are stored exactly instead.
 
-Spec page: ``spec/wdelta.md``.
+This is strategy ``int4`` of ``.wdelta``. Spec page: ``spec/wdelta.md``.
 """
 
 from __future__ import annotations
@@ -153,12 +153,12 @@ class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
     reach: RangeProbe = field(default_factory=scale_reach)
 
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Return the parts.
+        """Return the parts that store these differences.
 
         Raises ``CodecError``: ``delta_int4.non-finite``, ``delta_int4.overflow`` (past the range of float16).
         """
-        positions, largest, others = self.largest(differences, self.count)
-        low, high = differences.range_without(positions, *others) if self.count < self.size else (0.0, 0.0)
+        positions, largest, range_arguments = self.largest(differences, self.count)
+        low, high = differences.range_without(positions, *range_arguments) if self.count < self.size else (0.0, 0.0)
         scale = scale_of(low, high, self.layout)
         return {
             "outlier_idx": positions.astype(self.index_dtype, copy=False),

@@ -53,7 +53,8 @@ class PassedValues(NamedTuple):
 class RestObserver:
     """An observer of the differences that are not among the largest; the base class does nothing.
 
-    If ``ranges`` is set, ranges must be exact, and the search reports the candidates that it drops.
+    If ``ranges`` is true, the search also reports every candidate that it drops, so that the observer knows the exact
+    range of the remaining differences.
     """
 
     ranges: ClassVar[bool] = False
@@ -110,9 +111,9 @@ class RestRange(RestObserver):
         self.low, self.high = min(self.low, gone[0]), max(self.high, gone[1])
         if not self.gaps:
             return
-        others = np.ones(values.size, np.bool_)
-        others[kept_places] = False
-        dropped = np.flatnonzero(others)
+        is_dropped = np.ones(values.size, np.bool_)
+        is_dropped[kept_places] = False
+        dropped = np.flatnonzero(is_dropped)
         dropped_positions = positions[dropped]
         if dropped_positions[-1] > self._now[0]:
             self._now = (int(dropped_positions[-1]), float(values[dropped[-1]]))

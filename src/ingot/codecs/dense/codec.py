@@ -131,7 +131,7 @@ class DenseCodec(Codec):
         return DenseReader(tensor)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return single values as runs; None for a type whose size is unknown."""
+        """Return the positions of values, in runs that fill whole bytes; None for a type whose size is unknown."""
         self.check(tensor)
         row = DTYPES.get(tensor.dtype)
         if row is None:

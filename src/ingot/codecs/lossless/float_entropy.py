@@ -86,18 +86,18 @@ class EntropyReader(Rows):
         target = flat(out)
         params = self._params
         require_cast(params.dtype, dtype(out.dtype).name, self._tensor.name)
-        done = self._use_buffer(target)
-        while done < target.size:
-            chunks = min((target.size - done) // params.chunk, self._batch)
-            if chunks == 0 and target.size - done < self._remaining:
+        filled = self._use_buffer(target)
+        while filled < target.size:
+            chunks = min((target.size - filled) // params.chunk, self._batch)
+            if chunks == 0 and target.size - filled < self._remaining:
                 values = np.empty(min(params.chunk, self._remaining), self._buffer.dtype)
                 self._decode(1, values)
                 self._buffer = values
-                done += self._use_buffer(target[done:])
+                filled += self._use_buffer(target[filled:])
             else:  # full chunks, or the last and shorter one
                 count = chunks * params.chunk or self._remaining
-                self._decode(max(chunks, 1), target[done : done + count])
-                done += count
+                self._decode(max(chunks, 1), target[filled : filled + count])
+                filled += count
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values; the part of a chunk before the next value is decoded."""

@@ -109,11 +109,11 @@ def decode_rows(
         target = out[first * SIDE : last * SIDE]
         bf16 = numpy_dtype("bf16")
         values = target if target.dtype == bf16 else np.empty(target.shape, bf16)
-        done = native.kernels.tca_tbe_decode(**run_parts, start=start, out=as_bits(values))
-        if done < (last - first) * across:
+        decoded = native.kernels.tca_tbe_decode(**run_parts, start=start, out=as_bits(values))
+        if decoded < (last - first) * across:
             raise CodecError(
                 "tca_tbe.counts",
-                f"expected counts that match the bitmaps, found others in tile {first * across + done}",
+                f"expected counts that match the bitmaps, found others in tile {first * across + decoded}",
                 where=location,
             )
         if values is not target:

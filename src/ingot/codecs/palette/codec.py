@@ -71,25 +71,25 @@ class BandReader(Rows):
         self._passed = 0  # rows to skip in the next band
 
     def fill(self, out: Array) -> None:
-        done = 0
-        while out.size and done < len(out):
+        rows_read = 0
+        while out.size and rows_read < len(out):
             if not len(self._rows):
-                needed = self._passed + len(out) - done
+                needed = self._passed + len(out) - rows_read
                 self._rows = self._next(needed, out.dtype)[self._passed :]
                 self._passed = 0
-            count = min(len(self._rows), len(out) - done)
+            count = min(len(self._rows), len(out) - rows_read)
             if self._rows.dtype != out.dtype:
                 raise ValueError(f"expected outputs of one type, found {self._rows.dtype} and {out.dtype}")
-            out[done : done + count] = self._rows[:count]
+            out[rows_read : rows_read + count] = self._rows[:count]
             self._rows = self._rows[count:]
-            done += count
+            rows_read += count
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values, a whole number of rows."""
         rows = count // max(self._cols, 1)
-        taken = min(rows, len(self._rows))
-        self._rows = self._rows[taken:]
-        bands, self._passed = divmod(self._passed + rows - taken, self._band_rows)
+        buffered = min(rows, len(self._rows))
+        self._rows = self._rows[buffered:]
+        bands, self._passed = divmod(self._passed + rows - buffered, self._band_rows)
         self._inner.skip(bands * self._per_band)
         self._band += bands
 
@@ -154,7 +154,7 @@ class PaletteCodec(Codec):
         return PaletteReader(tensor, params) if along_rows else BandReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return indices as runs.
+        """Return the positions of indices, in runs that fill whole bytes.
 
         Return None if the tensor has several codebooks, or if vectors do not lie along the last dimension.
         """

@@ -143,7 +143,8 @@ class PaletteEncoder(Encoder):
     def encode_selected(self, values: Array, counts: Sequence[int]) -> dict[str, Array]:
         """Return the parts of selected values: flat ``values`` in row-major order, ``counts[g]`` values in group g.
 
-        For an encoder of single values with groups along the first dimension. Part ``indices`` has one index per value.
+        The encoder must have vectors of length 1 and groups along the first dimension. Part ``indices`` has one index
+        per value.
         """
         codes = np.empty(values.size, np.uint8)
         books: list[tuple[Array, Array | None]] = []

@@ -60,7 +60,7 @@ def read_tables(tensor: Tensor, params: PaletteLayout, dtype: str) -> Array:
     try:
         return tables(entry_values(codebook, scales), dtype)
     except CodecError as error:
-        raise error.at(tensor.name) from None
+        raise error.add_location(tensor.name) from None
 
 
 class Lookup:

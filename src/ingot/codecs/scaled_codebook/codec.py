@@ -75,7 +75,7 @@ class ScaledCodebookCodec(Codec):
             try:
                 decoder.decode(run_indices, start, matrix[start:stop], layout.order)
             except CodecError as error:
-                raise error.at(tensor.name) from None
+                raise error.add_location(tensor.name) from None
 
         unit = 8 // gcd(8, cols * layout.bits)  # rows that begin at a byte
         for_ranges(rows, max(1, _STEP // cols // unit) * unit, run)
@@ -86,7 +86,10 @@ class ScaledCodebookCodec(Codec):
         return TransposedReader(tensor, layout) if layout.transposed else ScaledReader(tensor, layout)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return rows of indices with their scales as runs; None if a scale covers only parts of several rows."""
+        """Return the positions of rows: the bytes that the indices and scales of a row take, or of all rows of a block.
+
+        Return None if rows do not fill whole bytes, or if the rows of a block do not divide the rows of a matrix.
+        """
         layout = _checked(tensor)
         cols = tensor.matrix_shape[1]
         if layout.transposed or layout.nested or not isinstance(layout.grid, Group | Row | Tiles):
@@ -101,9 +104,9 @@ class ScaledCodebookCodec(Codec):
         return RunLayout(rows * cols, {**dict.fromkeys(tensor.parts, 0), INDICES: indices, SCALES: scales})
 
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
-        """Return indices with the scales of their groups or blocks.
+        """Return the bytes of indices and scales for ``count`` columns of a row.
 
-        None if columns begin within a byte, group or block.
+        Return None if columns would begin within a byte, a group or a block; see ``Decoder.columns``.
         """
         layout = _checked(tensor)
         cols = tensor.matrix_shape[1]

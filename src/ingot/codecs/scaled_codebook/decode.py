@@ -313,7 +313,7 @@ class ScaledReader(Rows):
             try:
                 self._decoder.decode(packed, self._row, target, self._order)
             except CodecError as error:
-                raise error.at(self._tensor_name) from None
+                raise error.add_location(self._tensor_name) from None
             self._row += len(target)
 
     def skip(self, count: int) -> None:
@@ -343,12 +343,12 @@ class TransposedReader(Rows):
 
     def fill(self, out: Array) -> None:
         tall = self._shape[1]  # rows of a matrix of the result
-        done = 0
-        while done < len(out) and out.size:
+        rows_read = 0
+        while rows_read < len(out) and out.size:
             matrix, row = divmod(self._row, tall)
-            count = min(tall - row, len(out) - done)
-            out[done : done + count] = self._matrix(matrix, out.dtype).T[row : row + count]
-            done += count
+            count = min(tall - row, len(out) - rows_read)
+            out[rows_read : rows_read + count] = self._matrix(matrix, out.dtype).T[row : row + count]
+            rows_read += count
             self._row += count
 
     def skip(self, count: int) -> None:

@@ -162,8 +162,8 @@ def second_scale(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCod
         reciprocal = _UNIT / current
         candidates = list(_neighbours(reciprocal))
         expected = _products(scales, current, stored.second, values)
-        products = [_products(scales, other, target.second, values) for other in candidates]
-    usable = [index for index, other in enumerate(candidates) if np.isfinite(other) and other != 0]
+        products = [_products(scales, candidate, target.second, values) for candidate in candidates]
+    usable = [index for index, candidate in enumerate(candidates) if np.isfinite(candidate) and candidate != 0]
     for rounded in (False, True):
         for index in usable:
             if _same(expected, products[index], tensor.dtype if rounded else "f32"):

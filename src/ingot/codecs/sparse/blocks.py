@@ -66,12 +66,12 @@ class BlocksReader(Rows):
         if self._axis:
             read_columns(self._reader, self._spans, self._cols, out)
             return
-        done = start
+        filled_to = start
         for first, last in clip_spans(self._spans, start, stop):
-            clear(out[done - start : first - start])
+            clear(out[filled_to - start : first - start])
             self._reader.read_into(out[first - start : last - start])
-            done = last
-        clear(out[done - start :])
+            filled_to = last
+        clear(out[filled_to - start :])
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values, a whole number of rows."""
@@ -112,14 +112,14 @@ class BlocksCodec(Codec):
         remaining = params.codec.decode(params.inner, dtype)
         out = result(tensor, dtype, out)
         clear(out)
-        done = 0
+        position = 0
         for first, last in blocks.spans():
             count = last - first
             if params.layout.axis:
-                out[:, first:last] = remaining[:, done : done + count]
+                out[:, first:last] = remaining[:, position : position + count]
             else:
-                out[first:last] = remaining[done : done + count]
-            done += count
+                out[first:last] = remaining[position : position + count]
+            position += count
         return out
 
     def reader(self, tensor: Tensor) -> BlocksReader:
@@ -174,10 +174,10 @@ def with_blocks_dropped(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks
 def clear_dropped(out: Array, spans: Sequence[tuple[int, int]], axis: int, start: int) -> None:
     """Fill the elements outside ``spans`` with +0: columns, or rows; the first row of ``out`` is row ``start``."""
     stop = out.shape[1] if axis else start + len(out)
-    done = 0 if axis else start
+    span_end = 0 if axis else start
     for first, last in (*(spans if axis else clip_spans(spans, start, stop)), (stop, stop)):
-        clear(out[:, done:first] if axis else out[done - start : first - start])
-        done = last
+        clear(out[:, span_end:first] if axis else out[span_end - start : first - start])
+        span_end = last
 
 
 def clear(out: Array) -> None:
@@ -194,10 +194,10 @@ def read_columns(reader: RowReader, spans: Sequence[tuple[int, int]], cols: int,
         target = out[start : start + step]
         remaining = np.empty((len(target), cols), out.dtype)
         reader.read_into(remaining)
-        done = 0
+        position = 0
         for first, last in spans:
-            target[:, first:last] = remaining[:, done : done + last - first]
-            done += last - first
+            target[:, first:last] = remaining[:, position : position + last - first]
+            position += last - first
 
 
 # A bit of a mask may stand for any number of zeros. A larger factor is not plausible for pruning, and would let a few

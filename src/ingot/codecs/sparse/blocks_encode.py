@@ -123,13 +123,13 @@ class BlocksEncoder(Encoder):
             return
         remaining = np.empty((len(out), count) if self.axis else (count, out.shape[1]), out.dtype)
         self.inner.decode(within, remaining)
-        done = 0
+        position = 0
         for first, last in spans:
             if self.axis:
-                out[:, first:last] = remaining[:, done : done + last - first]
+                out[:, first:last] = remaining[:, position : position + last - first]
             else:
-                out[first - start : last - start] = remaining[done : done + last - first]
-            done += last - first
+                out[first - start : last - start] = remaining[position : position + last - first]
+            position += last - first
 
     def _is_for_inner(self, remaining: Array, start: int) -> bool:
         """Return whether the inner encoder encodes a chunk.

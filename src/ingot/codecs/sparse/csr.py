@@ -126,12 +126,12 @@ class CsrReader(Rows):
         out.view(np.uint8)[...] = 0
         ends = np.cumsum(counts)
         start = 0
-        done = 0
-        while done < (int(ends[-1]) if rows else 0):
-            stop = max(start + 1, int(np.searchsorted(ends, done + BATCH, "right")))
+        values_read = 0
+        while values_read < (int(ends[-1]) if rows else 0):
+            stop = max(start + 1, int(np.searchsorted(ends, values_read + BATCH, "right")))
             self._read_batch(out[start * self._cols : stop * self._cols], counts[start:stop])
             start = stop
-            done = int(ends[stop - 1])
+            values_read = int(ends[stop - 1])
         self._done += rows
 
     def _read_batch(self, out: Array, counts: Array) -> None:
@@ -275,7 +275,10 @@ class CsrCodec(Codec):
         return CsrReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CsrEncoder:
-        """Return the encoder of a matrix; option ``ascending`` declares that columns ascend in every row (they do)."""
+        """Return the encoder of a matrix.
+
+        Columns always ascend in every row. If option ``ascending`` is true, the attributes declare it.
+        """
         ascending = options.get("ascending", False)
         if not isinstance(ascending, bool):
             raise UsageError(f"expected ascending true or false, found {ascending!r}", rule="sparse_csr.option")

@@ -184,12 +184,12 @@ class MaskEncoder(Encoder):
         self.fit_passes = keep.fit_passes
         self.lossless = keep.exact and type(keep) is Keep
         stored = inner.parts[0] if inner.codec == DenseLayout.codec else PartSpec(NONZEROS, "u8", None)
-        others = tuple(part for part in inner.parts if part.role not in (*CODES.values(), DATA))
+        params = tuple(part for part in inner.parts if part.role not in (*CODES.values(), DATA))
         limit = inner.parts[0].length
         self.parts: tuple[PartSpec, ...] = (
             PartSpec(MASK, "u8", layout.mask_length(shape)),
             PartSpec(NONZEROS, stored.dtype, None, stored.type, limit=limit),
-            *others,
+            *params,
         )
         self._seen = 0
         self._pass = 0

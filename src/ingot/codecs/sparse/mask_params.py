@@ -86,10 +86,10 @@ def params_of(tensor: Tensor) -> MaskParams:
     if isinstance(stored.inner, DenseLayout):
         _check_dense(tensor, stored.nnz, selected)
         return MaskParams(stored.nnz, padding)
-    others = {role: part for role, part in tensor.parts.items() if role not in (MASK, NONZEROS)}
+    inner_parts = {role: part for role, part in tensor.parts.items() if role not in (MASK, NONZEROS)}
     codec = stored.inner.codec
     params = dict(tensor.params["inner"]["params"])
-    inner = replace(tensor, codec=codec, params=params, parts=others, decoder=CODECS[codec])
+    inner = replace(tensor, codec=codec, params=params, parts=inner_parts, decoder=CODECS[codec])
     layout = _layout(stored.inner, inner)
     _require(tensor, selected, "u8", -(-stored.nnz * layout.bits // 8))
     codes = Part("u8", layout.nbytes, MemorySource(b""))  # only its size is used

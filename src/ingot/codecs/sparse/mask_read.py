@@ -37,12 +37,12 @@ class AlignedBits:
     def next(self, count: int) -> Array:
         """Return the next ``count`` bits as a stream that begins at a byte, padded with zero bits."""
         out = np.empty(count, np.uint8)
-        done = 0
-        while done < count:
-            rows = 0 if self._column else (count - done) // self._cols
-            taken = rows * self._cols if rows else min(count - done, self._cols - self._column)
-            out[done : done + taken] = self._rows(rows) if rows else self._start_row(taken)
-            done += taken
+        filled = 0
+        while filled < count:
+            rows = 0 if self._column else (count - filled) // self._cols
+            bits = rows * self._cols if rows else min(count - filled, self._cols - self._column)
+            out[filled : filled + bits] = self._rows(rows) if rows else self._start_row(bits)
+            filled += bits
         return np.packbits(out, bitorder="little")
 
     def skip(self, count: int) -> None:
@@ -232,15 +232,15 @@ class ScatteredCodes:
             raise ValueError(f"expected a sequential read from {self._position}, found {offset}")
         self._pass_over(offset - self._position)
         self._position = offset
-        done = 0
-        while done < out.nbytes:
+        filled = 0
+        while filled < out.nbytes:
             if not self._ready.size:
                 self._ready = self._next()
-            count = min(self._ready.size, out.nbytes - done)
-            out[done : done + count] = self._ready[:count].data
+            count = min(self._ready.size, out.nbytes - filled)
+            out[filled : filled + count] = self._ready[:count].data
             self._ready = self._ready[count:]
-            done += count
-        self._position += done
+            filled += count
+        self._position += filled
 
     def changed(self) -> bool:
         return False

@@ -136,14 +136,14 @@ class AstcReader(Rows):
         self._texels = np.empty((0, self._layout.cols), np.float16)
 
     def fill(self, out: Array) -> None:
-        done = 0
-        while out.size and done < len(out):
+        rows_read = 0
+        while out.size and rows_read < len(out):
             if not len(self._texels):
                 self._texels = self._next_band()
-            count = min(len(self._texels), len(out) - done)
-            _finish(self._texels[:count], self._map, out[done : done + count], self._name)
+            count = min(len(self._texels), len(out) - rows_read)
+            _finish(self._texels[:count], self._map, out[rows_read : rows_read + count], self._name)
             self._texels = self._texels[count:]
-            done += count
+            rows_read += count
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values, a whole number of rows; only a band in which they end is decoded."""
@@ -246,7 +246,7 @@ def _texels_of(coder: Coder, layout: Blocks, stored: Array, rows: int, location:
             blocks = stored if columns == slice(0, layout.cols) else stored[first:last]
             coder.decompress(blocks.tobytes(), texels[:, columns])
     except CodecError as error:
-        raise (error.at(location) if location else error) from None
+        raise (error.add_location(location) if location else error) from None
     return texels
 
 

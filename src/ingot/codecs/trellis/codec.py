@@ -59,7 +59,7 @@ class TrellisCodec(Codec):
                 try:
                     decode_rows(layout, band_words, stop - start, scales[start:stop], 0, matrix[start:stop])
                 except CodecError as error:
-                    raise error.at(tensor.name) from None
+                    raise error.add_location(tensor.name) from None
 
         for_ranges(len(bands), max(1, _STEP // (cols * layout.band)), run)
         return out
@@ -68,7 +68,10 @@ class TrellisCodec(Codec):
         return TrellisReader(tensor, _checked(tensor))
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return bands with their scales as runs, if matrices of both shapes have full bands only."""
+        """Return the positions of bands, with the bytes of the streams and scales of a band.
+
+        Return None unless the matrices of the tensor and of ``shape`` consist of full bands.
+        """
         layout = _checked(tensor)
         cols = tensor.matrix_shape[1]
         if not cols or len(shape) < 2 or len(tensor.shape) < 2 or shape[-1] != cols:

@@ -71,16 +71,16 @@ class TrellisMatrix(TileMatrix):
         return matrix
 
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
-        done = 0
+        filled = 0
         scales = self.scales.reshape(self.shape[0], -1)
         for first, last in self._bands():
-            count = min(last, start + len(out)) - (start + done)
-            if first <= start + done < last and count > 0:
-                row = start + done
+            count = min(last, start + len(out)) - (start + filled)
+            if first <= start + filled < last and count > 0:
+                row = start + filled
                 words = self._words(first, last)
-                part = out[done : done + count]
+                part = out[filled : filled + count]
                 decode_rows(self.params, words, last - first, scales[row : row + count], row - first, part)
-                done += count
+                filled += count
 
     def parts(self) -> dict[str, Array]:
         return {STREAMS: self.packed, SCALES: self.scales}

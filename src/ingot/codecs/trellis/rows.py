@@ -66,22 +66,22 @@ class TrellisReader(Rows):
         self._band_words: Array | None = None
 
     def fill(self, out: Array) -> None:
-        done = 0
-        while out.size and done < len(out):
+        rows_read = 0
+        while out.size and rows_read < len(out):
             if self._row == self._stop:
                 self._next()
-            count = min(self._stop - self._row, len(out) - done)
+            count = min(self._stop - self._row, len(out) - rows_read)
             words = self._words()
             scales = self._take(count)
             try:
                 decode_rows(
                     self._layout, words, self._stop - self._first, scales, self._row - self._first,
-                    out[done : done + count],
+                    out[rows_read : rows_read + count],
                 )  # fmt: skip
             except CodecError as error:
-                raise error.at(self._name) from None
+                raise error.add_location(self._name) from None
             self._row += count
-            done += count
+            rows_read += count
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values, a whole number of rows; bands that are skipped entirely are not read."""

@@ -111,7 +111,7 @@ class LowRankReader(Rows):
             try:
                 product_into(factor, self._wide, target)
             except CodecError as error:
-                raise error.at(self._tensor_name) from None
+                raise error.add_location(self._tensor_name) from None
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values, a whole number of rows."""

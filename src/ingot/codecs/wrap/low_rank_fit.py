@@ -117,17 +117,17 @@ def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
     return span @ inner[:, :count], values[:count], right[:count]
 
 
-def _times(rows: Array, other: Array) -> Array:
-    """Return ``rows @ other``."""
-    out = np.empty((len(rows), other.shape[1]))
+def _times(rows: Array, factor: Array) -> Array:
+    """Return ``rows @ factor`` in double precision, computed by blocks of rows."""
+    out = np.empty((len(rows), factor.shape[1]))
     for start in range(0, len(rows), _BLOCK):
-        out[start : start + _BLOCK] = rows[start : start + _BLOCK].astype(np.float64) @ other
+        out[start : start + _BLOCK] = rows[start : start + _BLOCK].astype(np.float64) @ factor
     return out
 
 
-def _times_transposed(rows: Array, other: Array) -> Array:
-    """Return ``rows.T @ other``."""
-    out = np.zeros((rows.shape[1], other.shape[1]))
+def _times_transposed(rows: Array, factor: Array) -> Array:
+    """Return ``rows.T @ factor`` in double precision, computed by blocks of rows."""
+    out = np.zeros((rows.shape[1], factor.shape[1]))
     for start in range(0, len(rows), _BLOCK):
-        out += rows[start : start + _BLOCK].astype(np.float64).T @ other[start : start + _BLOCK]
+        out += rows[start : start + _BLOCK].astype(np.float64).T @ factor[start : start + _BLOCK]
     return out

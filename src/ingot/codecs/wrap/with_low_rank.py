@@ -68,7 +68,7 @@ class CorrectedReader(Rows):
             try:
                 write_sum(base, correction, target)
             except CodecError as error:
-                raise error.at(self._tensor_name) from None
+                raise error.add_location(self._tensor_name) from None
 
     def skip(self, count: int) -> None:
         """Skip ``count`` values, a whole number of rows."""

@@ -1,4 +1,4 @@
-"""``with_outliers``: the largest elements of every row stored apart; another codec stores the matrix with zeros there.
+"""``with_outliers``: the largest elements of every row as separate values; another codec stores zeros in their places.
 
 So the scale of a group need not cover its largest values. Spec page: ``spec/with_outliers.md``.
 """
@@ -249,7 +249,7 @@ class OutlierEncoder(Encoder):
 
 
 class OutlierCodec(Codec):
-    """Another codec's matrix, with the largest elements of every row stored apart as floats."""
+    """A wrapper of another codec that stores the largest elements of every row as separate floats."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False

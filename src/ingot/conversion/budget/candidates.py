@@ -108,7 +108,8 @@ def units_of(groups: Sequence[Group]) -> dict[str, Unit]:
 
 
 def origins_of(planned: Planned) -> dict[str, list[str]]:
-    """Return the names in ``weights`` of the tensors behind each tensor of the result, if they can be determined."""
+    """Return for each tensor of the result the names in ``weights`` of the tensors from which it is computed, if they
+    can be determined."""
     weights = planned.weights
     names = [step.tensor.name for step in planned.plan.steps]
     origins = {name: [name] for name in names if name in weights}

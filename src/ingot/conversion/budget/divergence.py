@@ -154,7 +154,8 @@ def _next_bound(limit: float, steps: list[Step], best: Step | None) -> float:
 
 
 def _factor(limit: float, step: Step) -> float:
-    """Return the factor for the bound of the estimated loss: that which the divergence must change by, a bit lower."""
+    """Return the factor for the bound of the estimated loss: the required change of the divergence, with a small margin
+    below the limit."""
     kl = step.kl.mean
     if not isfinite(kl):
         return 1 / _MAX_FACTOR

@@ -92,7 +92,7 @@ class BudgetReport:
         The exact size of all weight files in bytes.
     loss : float
         The estimated loss of all tensors: nats a token if ``absolute``, else a mean relative squared error.
-    least : float
+    lower_bound : float
         A lower bound of the estimated loss of all recipes with these types.
     kl : float or None
         The measured divergence in nats a token; ``over`` describes the tokens.
@@ -109,7 +109,7 @@ class BudgetReport:
     size: Bytes
     bits_per_weight: Bits
     loss: float
-    least: float
+    lower_bound: float
     absolute: bool
     kl: float | None
     over: str

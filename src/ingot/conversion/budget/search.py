@@ -218,7 +218,7 @@ class _Search:
             size=size,
             bits_per_weight=target.bits(size),
             loss=allocation.cost,
-            least=allocation.bound,
+            lower_bound=allocation.bound,
             absolute=measure.absolute,
             kl=next((step.kl.mean for step in steps if step.allocation is allocation), None),
             over="" if self._trial is None else self._trial.over,

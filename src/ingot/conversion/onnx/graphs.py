@@ -122,22 +122,26 @@ def _selects_by_names(format: Format) -> bool:
     return bool(format.traits.config_keys) or format.name == GgufFormat.name
 
 
-def align_orientation(view: Checkpoint, other: Checkpoint) -> Checkpoint:
+def align_orientation(view: Checkpoint, reference: Checkpoint) -> Checkpoint:
     """Return the checkpoint with codes of ``MatMulNBits`` transposed if the other one has them transposed.
 
     A matrix of the other checkpoint corresponds if it has the original name of the packed one and its transposed shape.
     Without this step a comparison would report equal matrices as different.
     """
     format = FORMATS[view.format]
-    if not isinstance(format, OnnxFormat) or view.attachments.graph is None or _selects_by_names(FORMATS[other.format]):
+    if (
+        not isinstance(format, OnnxFormat)
+        or view.attachments.graph is None
+        or _selects_by_names(FORMATS[reference.format])
+    ):
         return view
     format = format.for_attachments(view.attachments)
     dense_names = {
-        name: format.turned_name(name, _BITS) for name in view if format.is_turned(name) and name not in other
+        name: format.turned_name(name, _BITS) for name in view if format.is_turned(name) and name not in reference
     }
     names = {
         name: dense
         for name, dense in dense_names.items()
-        if dense is not None and dense in other and other[dense].shape == view[name].shape[::-1]
+        if dense is not None and dense in reference and reference[dense].shape == view[name].shape[::-1]
     }
     return transpose(view, names) if names else view

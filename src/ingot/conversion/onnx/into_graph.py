@@ -242,11 +242,13 @@ class _MatchedGraph:
         return dense, self._transposed(tensor, dense, site.dtype)
 
     def _untransposed(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
-        """Return a function that builds a tensor in its orientation: its codes if the graph accepts them, else it."""
+        """Return a function that builds a tensor in its present orientation: as packed codes if the graph accepts them,
+        else unchanged."""
         return lambda: self._if_accepted(_codes(tensor, name, dtype)) or with_name(tensor, name)
 
     def _transposed(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
-        """Return a function that builds the transpose of a tensor: FP8 with its blocks, others decoded."""
+        """Return a function that builds the transpose of a tensor: FP8 numbers with their scales per block, all other
+        tensors decoded."""
 
         def build() -> Tensor:
             transposed = transpose_fp8(tensor)

@@ -120,7 +120,7 @@ def hasher(algorithm: str) -> Hasher:
 
 
 def digest(algorithm: str, data: Buffer) -> str:
-    """Return the digest of ``data`` in the syntax of files."""
+    """Return the digest of ``data`` as text ``algorithm:hex``."""
     running = hasher(algorithm)
     running.update(data)
     return running.text()
@@ -152,7 +152,10 @@ def supported_algorithm(text: str) -> str | None:
 
 
 def proves(text: str, data: Buffer) -> bool:
-    """Return True if ``data`` has this digest; False if it differs or the text needs ``algorithm_of``."""
+    """Return whether ``data`` certainly has this digest.
+
+    Return False if the digest differs, and also if its text is not in the usual form; ``algorithm_of`` then decides.
+    """
     prefix, _, value = text.partition(":")
     if prefix == "crc32c":
         value = value[2:] if value.startswith("0x") else ""
@@ -179,7 +182,7 @@ def raw(text: str) -> bytes:
 
 
 def text_of(algorithm: str, value: bytes) -> str:
-    """Return a digest's bytes in the syntax of files."""
+    """Return the text ``algorithm:hex`` of a digest that is given as bytes."""
     return f"crc32c:0x{value.hex().upper()}" if algorithm == "crc32c" else f"{algorithm}:{value.hex()}"
 
 

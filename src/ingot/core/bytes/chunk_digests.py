@@ -174,7 +174,7 @@ class ChunkedHasher:
         return bytes(self._chunk_digests) + (checksums.raw(self._chunk.text()) if self._filled else b"")
 
     def text(self) -> str:
-        """Return the digest of all bytes in the syntax of files."""
+        """Return the digest of all bytes as text ``algorithm:hex``."""
         if self._total_hasher is not None:
             return self._total_hasher.text()
         value = 0

@@ -207,7 +207,7 @@ def unpack(
             except OSError as error:
                 raise write_error(error, str(target)) from error
     except IngotError as error:
-        raise error.at(location) from None
+        raise error.add_location(location) from None
 
 
 def is_unpacked(read_at: ReadAt, size: int, folder: str | os.PathLike[str], location: str) -> bool:
@@ -218,7 +218,7 @@ def is_unpacked(read_at: ReadAt, size: int, folder: str | os.PathLike[str], loca
     try:
         entries = Archive(read_at, size).entries()
     except IngotError as error:
-        raise error.at(location) from None
+        raise error.add_location(location) from None
     return all(_is_there(entry, Path(folder) / entry.name) for entry in entries)
 
 

@@ -38,7 +38,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """The undominated choices of one item, with rising sizes and falling costs; ``index`` is in the caller's lists."""
+    """The undominated choices of one item, with rising sizes and falling costs.
+
+    ``index`` is the index of each choice in the caller's list of this item.
+    """
 
     index: Indices
     size: Numbers

@@ -32,16 +32,16 @@ class ErrorStats:
     odd: int = 0
     different: int = 0
 
-    def __add__(self, other: ErrorStats) -> ErrorStats:
+    def __add__(self, addend: ErrorStats) -> ErrorStats:
         return ErrorStats(
-            self.count + other.count,
-            self.squared_error + other.squared_error,
-            self.squared_reference + other.squared_reference,
-            self.squared_other + other.squared_other,
-            self.dot + other.dot,
-            max(self.max_abs, other.max_abs),
-            self.odd + other.odd,
-            self.different + other.different,
+            self.count + addend.count,
+            self.squared_error + addend.squared_error,
+            self.squared_reference + addend.squared_reference,
+            self.squared_other + addend.squared_other,
+            self.dot + addend.dot,
+            max(self.max_abs, addend.max_abs),
+            self.odd + addend.odd,
+            self.different + addend.different,
         )
 
     @property
@@ -80,15 +80,15 @@ NO_ERROR = ErrorStats()
 """The sums over no elements, also used for tensors that were not measured."""
 
 
-def measure(reference: Array, other: Array) -> ErrorStats:
-    """Return the error statistics of ``other`` against ``reference``; the result is deterministic.
+def measure(reference: Array, values: Array) -> ErrorStats:
+    """Return the error statistics of ``values`` against ``reference``; the result is deterministic.
 
     Both arrays have the same number of elements, in C order, of type f64, f32, f16 or bf16.
     """
-    sums = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(other), float_name(other))
+    sums = native.kernels.pair_stats(as_bits(reference), float_name(reference), as_bits(values), float_name(values))
     return ErrorStats(*sums)
 
 
-def squared_error(reference: Array, other: Array) -> float:
-    """Return ``measure(reference, other).squared_error`` without computing the other sums."""
-    return native.kernels.pair_error(as_bits(reference), float_name(reference), as_bits(other), float_name(other))
+def squared_error(reference: Array, values: Array) -> float:
+    """Return ``measure(reference, values).squared_error`` without computing the other sums."""
+    return native.kernels.pair_error(as_bits(reference), float_name(reference), as_bits(values), float_name(values))

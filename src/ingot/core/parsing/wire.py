@@ -2,7 +2,7 @@
 
 Source: protobuf.dev, "Encoding". Only the output of serializers is accepted: varints of at most ten bytes, no groups.
 Messages are parsed on demand; unknown fields are never parsed, and are kept. The bytes may be a mapping of the file, or
-``Skimmed``, which reads only the bytes around the weights of a file.
+``WindowedBytes``, which reads only the bytes around the weights of a file.
 """
 
 from __future__ import annotations

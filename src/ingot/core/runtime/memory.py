@@ -34,10 +34,12 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def limit_files(controller: str) -> Iterator[Path]:
-    """Yield the folders that may limit ``controller`` (``cpu``, ``memory``), from this process's group up to the root.
+    """Yield the cgroup folders that may limit ``controller`` (``cpu``, ``memory``), from this process's group up to the
+    root.
 
-    Version 2 lines read ``0::/path``; version 1 lines ``4:cpu,cpuacct:/path``. In a container the path may name a group
-    outside what is mounted: folders that do not exist are left out, and the mount's root is always tried.
+    A line of ``/proc/self/cgroup`` is ``0::/path`` in version 2, and ``4:cpu,cpuacct:/path`` in version 1. In a
+    container the path may name a group outside the mounted tree: folders that do not exist are skipped, and the mount's
+    root is always included.
     """
     try:
         lines = MEMBERSHIP.read_text(encoding="utf-8", errors="replace").splitlines()

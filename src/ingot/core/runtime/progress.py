@@ -13,7 +13,7 @@ class ProgressEvent:
 
     Parameters
     ----------
-    done, total : int
+    processed, total : int
         Bytes of input that are processed so far, and in total.
     item : str
         The name of the tensor or file that is being processed.
@@ -21,7 +21,7 @@ class ProgressEvent:
         Bytes per second of each worker, if several workers do the job.
     """
 
-    done: int
+    processed: int
     total: int
     item: str = ""
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -39,13 +39,13 @@ class Progress:
         Bytes in total.
     callback : callable, optional
         Called with a ``ProgressEvent`` after each ``advance``; an exception that it raises ends the job.
-    done : int
+    processed : int
         Bytes that an earlier, interrupted run has processed.
     """
 
-    def __init__(self, total: int, callback: ProgressCallback | None = None, done: int = 0) -> None:
+    def __init__(self, total: int, callback: ProgressCallback | None = None, processed: int = 0) -> None:
         self.total = total
-        self.done = done
+        self.processed = processed
         self._callback = callback
         self._rates: Mapping[str, float] = {}
         self._guard = threading.Lock()
@@ -55,7 +55,7 @@ class Progress:
         if not count and self._callback is None:
             return
         with self._guard:
-            self.done += count
+            self.processed += count
             self._rates = rates or self._rates
             if self._callback is not None:
-                self._callback(ProgressEvent(self.done, self.total, item, self._rates))
+                self._callback(ProgressEvent(self.processed, self.total, item, self._rates))

@@ -59,7 +59,7 @@ class Pick:
     """The choice for a weight: the candidate, its relative RMS error, and bytes moved per dispatch before and after."""
 
     name: str
-    way: str
+    candidate: str
     error: float
     moved_before: int
     moved: int
@@ -80,7 +80,7 @@ class Suggestion:
         """The number of weights by candidate."""
         counts: dict[str, int] = {}
         for pick in self.picks:
-            counts[pick.way] = counts.get(pick.way, 0) + 1
+            counts[pick.candidate] = counts.get(pick.candidate, 0) + 1
         return counts
 
     @property
@@ -217,7 +217,7 @@ def recipe_text(name: str, picks: Sequence[Pick], chips: Sequence[str], max_erro
     about = f"Fastest forms for {', '.join(chips)}, RMS of the error at most {max_error:g} of each weight's own RMS."
     rules = []
     for candidate, codec, options in _CANDIDATES:
-        picked = [pick for pick in picks if pick.way == candidate]
+        picked = [pick for pick in picks if pick.candidate == candidate]
         if picked:
             worst = max(pick.error for pick in picked)
             rules.append(

@@ -211,7 +211,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         try:
             packed = [blocks.pack(block) for blocks, block in zip(self.blocks, arrays, strict=True)]
         except CodecError as error:
-            raise error.at(self.location) from None
+            raise error.add_location(self.location) from None
         for blocks, block in zip(self.blocks, packed, strict=True):
             blocks.put(block)
 

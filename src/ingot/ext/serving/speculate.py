@@ -211,35 +211,35 @@ def speculate(
         ``draft.model``: the model has products besides linear layers and attention to all earlier tokens.
     """
     run = _Run(model, drafter, Speculated())
-    done = run.done
+    result = run.done
 
     def add(new: Sequence[int]) -> bool:
         """Append tokens until the text is complete; return whether it is."""
         for token in new:
-            done.tokens.append(token)
-            if len(done.tokens) >= count or enough(done.tokens):
+            result.tokens.append(token)
+            if len(result.tokens) >= count or enough(result.tokens):
                 return True
         return False
 
     with torch.inference_mode():
         began = time.perf_counter()
         last = run.start(tokens)
-        done.first_seconds = time.perf_counter() - began
+        result.first_seconds = time.perf_counter() - began
         finished = add([last])
         began = time.perf_counter()
         while not finished:
-            finished = add(run.step(min(ahead, count - len(done.tokens) - 1)))
-        done.rest_seconds = time.perf_counter() - began - done.compared
-    return done
+            finished = add(run.step(min(ahead, count - len(result.tokens) - 1)))
+        result.rest_seconds = time.perf_counter() - began - result.compared
+    return result
 
 
 class _Run:
     """A generation in progress: the model's cache, and the last token."""
 
-    def __init__(self, model: Any, drafter: Drafter, done: Speculated) -> None:
+    def __init__(self, model: Any, drafter: Drafter, result: Speculated) -> None:
         self._model = model
         self._drafter = drafter
-        self.done = done
+        self.done = result
         self._layers = [module for module in model.modules() if isinstance(module, InNativeCalls)]
         self._packed = any(isinstance(module, PackedWeight) for module in model.modules())
         self._cache: Any = None

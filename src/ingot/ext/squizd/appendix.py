@@ -33,7 +33,7 @@ def draft_specs(draft: Mapping[str, Tensor]) -> list[TensorSpec]:
         try:
             storage_form(spec)
         except UnsupportedError as error:
-            raise error.at(f"draft head: {spec.name}") from None
+            raise error.add_location(f"draft head: {spec.name}") from None
         if spec.codec == BlocksLayout.codec:
             raise UnsupportedError(
                 "expected a draft head without masks, found a pruned tensor; convert the head to .safetensors first",

@@ -1,4 +1,8 @@
-"""Dense tensors with typical blocks, which are most of a file: located and checked together."""
+"""Dense tensors with standard blocks, which are most of a file: located and checked together.
+
+A block is standard if it begins with the header that Ingot writes, if it is inside its layer, and if its entry has one
+digest at most and no mask, scales or parameters. Other tensors are parsed one by one.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,15 @@ _MAX_ELEMENTS = 1 << 55
 
 @dataclass(frozen=True, slots=True)
 class DenseBlocks:
-    """The typical dense tensors of a directory: their rows, and the begin and end of their blocks."""
+    """The dense tensors of a directory with standard blocks: their rows, and the begin and end of their blocks in the
+    file."""
 
     entries: Entries
     rows: Array
     starts: Array
     ends: Array
 
-    def others(self) -> list[str]:
+    def other_names(self) -> list[str]:
         """Return the names of the other entries."""
         is_other = np.ones(len(self.entries), bool)
         is_other[self.rows] = False
@@ -53,15 +58,15 @@ class DenseBlocks:
 
 
 class LocatedTensors(Mapping[str, Located]):
-    """Located tensors, in the order of a directory; typical dense tensors are built on access."""
+    """Located tensors, in the order of a directory; dense tensors with standard blocks are built on access."""
 
-    def __init__(self, dense_blocks: DenseBlocks, others: dict[str, Located]) -> None:
+    def __init__(self, dense_blocks: DenseBlocks, detailed: dict[str, Located]) -> None:
         self._entries = dense_blocks.entries
         self._plain = dense_blocks
-        self.others = others
+        self.detailed = detailed
 
     def __getitem__(self, name: str) -> Located:
-        located = self.others.get(name)
+        located = self.detailed.get(name)
         if located is not None:
             return located
         entry = self._entries[name]
@@ -70,7 +75,8 @@ class LocatedTensors(Mapping[str, Located]):
         return Located(spec, storage, entry.offset, digests=entry.digests)
 
     def dense(self) -> DenseColumns:
-        """Return the columns of the typical dense tensors of storage types."""
+        """Return the columns of the dense tensors that ``find_dense_blocks`` found, of storage types and with at most
+        one digest."""
         columns = self._entries.columns
         plain = self._plain
         simple = np.zeros(len(self._entries), np.bool_)
@@ -124,8 +130,7 @@ def _dense(dtype: str, shape: tuple[int, ...]) -> tuple[StorageForm, tuple[PartS
 
 
 def find_dense_blocks(source: HeaderSource, entries: Entries, layers: Array) -> DenseBlocks:
-    """Return the dense tensors whose blocks are in their layers and match the directory; others need a detailed
-    check."""
+    """Return the dense tensors whose blocks are in their layers and have the header that the directory implies."""
     columns = entries.columns
     offsets = numbers(columns.offset.first)
     ranks = np.diff(numbers(columns.shape.second))

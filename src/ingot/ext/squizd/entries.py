@@ -147,12 +147,12 @@ def _relocate(
 
 def _check_neutral(source: HeaderSource, firsts: Sequence[int], location: str) -> None:
     entries = entries_at(source, firsts)
-    other = np.flatnonzero((entries["scale"] != 1.0) | (entries["zero"] != 0.0))
-    if other.size:
+    differing = np.flatnonzero((entries["scale"] != 1.0) | (entries["zero"] != 0.0))
+    if differing.size:
         raise FormatError(
             "squizd.scale-rounds",
             "expected scale 1 and zero 0 in the first round of matrices with sub-block scales, found "
-            f"{entries['scale'][other[0]]:g} and {entries['zero'][other[0]]:g}",
+            f"{entries['scale'][differing[0]]:g} and {entries['zero'][differing[0]]:g}",
             where=location,
         )
 
@@ -184,24 +184,24 @@ def rounds_of(
     unmarked = [run for run in all_runs if not run.id & SUB_BLOCK_BIT]
     if sum(run.count for run in unmarked) == matrices:
         firsts = _split(unmarked, matrices)[0]
-        others = [run for run in all_runs if run.id & SUB_BLOCK_BIT]
+        second_round = [run for run in all_runs if run.id & SUB_BLOCK_BIT]
     else:
-        firsts, others = _split(all_runs, matrices)
-        if len(firsts) != matrices or not _belong(others, firsts):
+        firsts, second_round = _split(all_runs, matrices)
+        if len(firsts) != matrices or not _belong(second_round, firsts):
             raise FormatError(
                 "squizd.scale-count",
                 f"expected {matrices} entries in the first round of scales, one per quantized matrix, found "
                 f"{sum(run.count for run in unmarked)} without bit 63 of {sum(run.count for run in all_runs)} in all",
                 where=location,
             )
-    if not _belong(others, firsts):
+    if not _belong(second_round, firsts):
         raise FormatError(
             "squizd.scale-id",
             "expected contiguous sub-block scales of a matrix under the id of one entry of the first round, found "
             "other ids",
             where=location,
         )
-    return firsts, {base_id(run): run for run in others}
+    return firsts, {base_id(run): run for run in second_round}
 
 
 def base_id(run: Run) -> int:
@@ -212,21 +212,21 @@ def base_id(run: Run) -> int:
 def _split(all_runs: Sequence[Run], count: int) -> tuple[list[Run], list[Run]]:
     """Return the first ``count`` entries as ranges of one entry, and the ranges after them."""
     firsts: list[Run] = []
-    others: list[Run] = []
+    following: list[Run] = []
     for run in all_runs:
-        taken = min(run.count, count - len(firsts))
-        firsts += [Run(run.offset + SCALE_ENTRY * index, 1, run.id) for index in range(taken)]
-        if taken < run.count:
-            others.append(Run(run.offset + SCALE_ENTRY * taken, run.count - taken, run.id))
-    return firsts, others
+        singles = min(run.count, count - len(firsts))
+        firsts += [Run(run.offset + SCALE_ENTRY * index, 1, run.id) for index in range(singles)]
+        if singles < run.count:
+            following.append(Run(run.offset + SCALE_ENTRY * singles, run.count - singles, run.id))
+    return firsts, following
 
 
-def _belong(others: Sequence[Run], firsts: Sequence[Run]) -> bool:
+def _belong(second_round: Sequence[Run], firsts: Sequence[Run]) -> bool:
     """Return whether each range of the second round has a unique id that exactly one entry of the first round has."""
-    ids = {base_id(run) for run in others}
+    ids = {base_id(run) for run in second_round}
     owners = Counter(map(base_id, firsts))
-    marked = all(run.id & SUB_BLOCK_BIT for run in others)
-    return marked and len(ids) == len(others) and all(owners[id] == 1 for id in ids)
+    marked = all(run.id & SUB_BLOCK_BIT for run in second_round)
+    return marked and len(ids) == len(second_round) and all(owners[id] == 1 for id in ids)
 
 
 def assign_entries(

@@ -130,7 +130,7 @@ class SquizdFormat(SingleFile):
         )
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the order by layer; see ``place.order``."""
+        """Return the order by layer; see ``placement.order``."""
         return order(specs)
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:

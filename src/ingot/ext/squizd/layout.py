@@ -52,15 +52,15 @@ def split_metadata(metadata: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     Raises ``UsageError`` ``squizd.arch-id``: no integer of 16 bits. Its text is accepted, because some formats store
     only text.
     """
-    other = dict(metadata)
-    declared = other.pop(ARCHITECTURE, 0)
+    remaining = dict(metadata)
+    declared = remaining.pop(ARCHITECTURE, 0)
     number = int(declared) if isinstance(declared, str) and declared.isascii() and declared.isdigit() else declared
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_ARCHITECTURE:
         raise UsageError(
             f"expected {ARCHITECTURE} from 0 to {MAX_ARCHITECTURE} in the metadata, found {declared!r:.80}",
             rule="squizd.arch-id",
         )
-    return number, other
+    return number, remaining
 
 
 def align(offset: int) -> int:

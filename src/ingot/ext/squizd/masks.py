@@ -53,23 +53,24 @@ def layer_masks(layer: int, matrices: Mapping[int, Matrix], offset: int, data: b
 def networks_of(matrices: Mapping[int, Matrix]) -> dict[int, list[tuple[int, int]]]:
     """Return for each width the matrices of a possible network: those that produce it (axis 0) or consume it (axis 1).
 
-    The matrices of an axis have the same other size. At least as many matrices have the width as rows as have it as
-    columns; if the numbers are equal, those with the width as columns come later.
+    A matrix produces the width if it is its number of rows, and consumes it if it is its number of columns. The
+    matrices of an axis have the same other size. At least as many matrices produce the width as consume it. If the
+    numbers are equal, the consumers come later.
     """
     by_width: dict[int, list[tuple[int, int]]] = {}
-    others: dict[int, set[tuple[int, int]]] = {}
+    axis_sizes: dict[int, set[tuple[int, int]]] = {}
     for index, matrix in matrices.items():
         for axis in (0, 1):
             by_width.setdefault(matrix[axis], []).append((index, axis))
-            others.setdefault(matrix[axis], set()).add((axis, matrix[1 - axis]))
+            axis_sizes.setdefault(matrix[axis], set()).add((axis, matrix[1 - axis]))
     networks = {}
     for width, pairs in by_width.items():
         axes = [axis for _, axis in pairs]
         rows = axes.count(0)
         columns = axes.count(1)
         fits = len(axes) == 1 or rows > columns or (rows == columns and axes[0] == 0)
-        sizes = {size for _, size in others[width]}
-        if width and fits and len(others[width]) == len(set(axes)) and width not in sizes:
+        sizes = {size for _, size in axis_sizes[width]}
+        if width and fits and len(axis_sizes[width]) == len(set(axes)) and width not in sizes:
             networks[width] = pairs
     return networks
 
@@ -164,8 +165,8 @@ def reading_of(layers: Sequence[LayerMasks], meta: Sparsity, location: str, fill
     return remaining[0] if is_unique else None
 
 
-def _near(value: float, other: float) -> bool:
-    return abs(value - other) < _CLOSE
+def _near(value: float, second: float) -> bool:
+    return abs(value - second) < _CLOSE
 
 
 def _shapes(layers: Sequence[LayerMasks]) -> list[list[int]]:
@@ -235,7 +236,7 @@ def _full(layers: Sequence[LayerMasks], block: int) -> list[Reading]:
         for kept_bit in (1, 0):
             for order in _ORDERS:
                 reading = _full_reading(layers, width, block, order, kept_bit)
-                if reading is not None and all(reading.masks != other.masks for other in readings):
+                if reading is not None and all(reading.masks != earlier.masks for earlier in readings):
                     readings.append(reading)
     return readings
 
@@ -293,7 +294,7 @@ def _compacted(layers: Sequence[LayerMasks], block: int, mean: float | None) -> 
                 break
             masks |= masks_of_layer
         else:
-            if all(masks != other.masks for other in readings):
+            if all(masks != earlier.masks for earlier in readings):
                 readings.append(Reading(0, order, 1, False, masks))
     return readings
 

@@ -87,7 +87,6 @@ class EntrySource:
         Whether to check that zero points are 0, because the tensor has none.
     location : str
         Location in error messages.
-        Location in error messages.
 
     Raises
     ------
@@ -123,14 +122,14 @@ class EntrySource:
         """Fill ``out`` with the column's bytes from ``offset`` on."""
         item = self._item
         target = np.frombuffer(out, np.uint8)
-        done = 0
-        while done < target.size:
-            first, skip = divmod(offset + done, item)
-            count = min(_CHUNK, -(-(target.size - done + skip) // item))
+        filled = 0
+        while filled < target.size:
+            first, skip = divmod(offset + filled, item)
+            count = min(_CHUNK, -(-(target.size - filled + skip) // item))
             values = self._bytes(first, count)[skip:]
-            size = min(values.size, target.size - done)
-            target[done : done + size] = values[:size]
-            done += size
+            size = min(values.size, target.size - filled)
+            target[filled : filled + size] = values[:size]
+            filled += size
 
     def changed(self) -> bool:
         return self._source.changed()

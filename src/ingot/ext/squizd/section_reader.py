@@ -93,10 +93,10 @@ def locate(
     dense_blocks = find_dense_blocks(source, entries, layers) if isinstance(entries, Entries) else None
     by_name: dict[str, Located] = {}
     spans: list[tuple[int, int, str]] = []
-    others = {name: entries[name] for name in (entries if dense_blocks is None else dense_blocks.others())}
-    if others:
-        source.expect(_heads(others, layers))
-    for name, entry in others.items():
+    detailed = {name: entries[name] for name in (entries if dense_blocks is None else dense_blocks.other_names())}
+    if detailed:
+        source.expect(_heads(detailed, layers))
+    for name, entry in detailed.items():
         by_name[name] = _locate_in_detail(source, name, entry, layers, location)
         spans.append((entry.offset, entry.offset + (by_name[name].storage.block.length or 0), name))
         if entry.mask is not None:
@@ -107,7 +107,7 @@ def locate(
     if overlaps(*inner.T):
         _check_apart([*spans, *(dense_blocks.spans() if dense_blocks is not None else ())], location)
     note_gaps(source, inner, layers, notes)
-    scaled = {name: entry for name, entry in others.items() if entry.first is not None}
+    scaled = {name: entry for name, entry in detailed.items() if entry.first is not None}
     for name, entry in with_entries(source, scaled, tables, location).items():
         if entry is not scaled[name]:
             by_name[name] = replace(by_name[name], run=run_of(name, entry))
@@ -175,12 +175,12 @@ def _bitmap_size(name: str, entry: Entry, location: str) -> tuple[int, int] | No
 
 def _check_apart(spans: list[tuple[int, int, str]], location: str) -> None:
     spans.sort()
-    for (_, end, name), (start, _, other) in pairwise(spans):
+    for (_, end, name), (start, _, next_name) in pairwise(spans):
         if start < end:
             raise FormatError(
                 "squizd.block-overlap",
                 f"expected bytes that no other tensor has, found bytes that overlap {name[:200]!r}",
-                where=f"{location}: tensor {other[:200]!r}",
+                where=f"{location}: tensor {next_name[:200]!r}",
             )
 
 
@@ -212,5 +212,5 @@ def masks_by_layer(tensors: Mapping[str, Located], directory: Directory) -> dict
 
 
 def non_dense(tensors: Mapping[str, Located]) -> Mapping[str, Located]:
-    """Return the tensors of a section that are not typical dense tensors."""
-    return tensors.others if isinstance(tensors, LocatedTensors) else tensors
+    """Return the tensors of a section that are not dense with standard blocks."""
+    return tensors.detailed if isinstance(tensors, LocatedTensors) else tensors

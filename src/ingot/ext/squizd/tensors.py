@@ -140,7 +140,7 @@ def _part(source: ByteSource, located: Located, part: PartSpec, *, verify: bool)
     occupies = None
     if part.role in ("scales", "zeros"):
         assert located.run is not None
-        absent = not any(other.role == "zeros" for other in located.spec.parts)
+        absent = not any(spec.role == "zeros" for spec in located.spec.parts)
         source = EntrySource(source, located.run, part.role, part.dtype, absent_zeros=absent, location=location)
         offset = 0
         entries = located.storage.first + (located.storage.second or 0)

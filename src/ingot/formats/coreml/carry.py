@@ -229,10 +229,10 @@ def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 def _codebook(
     spec: TensorSpec, groups: Shape, bits: int, vector: int
 ) -> tuple[tuple[PlannedOp, ...], tuple[Stored, ...], tuple[tuple[str, int, int], ...]]:
-    """Return what an operation needs for its palettes.
+    """Return how an operation gets its palettes: operations before it, stored arrays, and bound inputs.
 
-    It is, in this order: the operation that scales the palettes, if they have scales; the palettes' numbers; and the
-    input that is bound to the scaling operation.
+    Without scales, the palettes are the stored array ``lut``. With scales, they are the output of a scaling operation
+    that is bound to input ``lut``.
     """
     dims = (*groups, 1 << bits, vector)
     if not _has(spec, "codebook_scales"):

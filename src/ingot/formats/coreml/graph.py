@@ -195,11 +195,11 @@ def float_type(type: MilType, description: str) -> str:
     return str(type.dtype)
 
 
-def is_same_blob(first: Value, other: Value) -> bool:
+def is_same_blob(first: Value, second: Value) -> bool:
     """Return whether two values are the same blob."""
-    if first.blob is None or other.blob is None:
+    if first.blob is None or second.blob is None:
         return False
-    return (first.blob.file, first.blob.offset, first.dims) == (other.blob.file, other.blob.offset, other.dims)
+    return (first.blob.file, first.blob.offset, first.dims) == (second.blob.file, second.blob.offset, second.dims)
 
 
 def check_output(operation: Operation, index: int, dtype: MilType, shape: Shape) -> None:

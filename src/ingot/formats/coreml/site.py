@@ -74,20 +74,20 @@ class Expression:
                 waiting += item.operands.values()
         return parts.values()
 
-    def values(self, weights: Weights, done: dict[int, Array] | None = None) -> Array:
-        """Return the values; integers of less than a byte as int8 or uint8. ``done`` caches computed values.
+    def values(self, weights: Weights, computed: dict[int, Array] | None = None) -> Array:
+        """Return the values; integers of less than a byte as int8 or uint8. ``computed`` caches computed values.
 
         Raises ``FormatError`` ``coreml.operation`` if the stored numbers contradict each other.
         """
-        done = {} if done is None else done
-        if id(self) in done:
-            return done[id(self)]
+        computed = {} if computed is None else computed
+        if id(self) in computed:
+            return computed[id(self)]
         if self.compute is None:
             assert self.value is not None
             result = to_numbers(weights.read(self.value), self.type, prod(self.dims), _array_dtype(self.type))
             result = result.reshape(self.dims)
         else:
-            operands = {key: operand.values(weights, done) for key, operand in self.operands.items()}
+            operands = {key: operand.values(weights, computed) for key, operand in self.operands.items()}
             with np.errstate(all="ignore"):
                 result = self.compute(operands)
         if result.shape != self.dims:
@@ -96,7 +96,7 @@ class Expression:
                 f"expected values of shape {list(self.dims)}, found {list(result.shape)}",
                 where=self.location,
             )
-        done[id(self)] = result
+        computed[id(self)] = result
         return result
 
 

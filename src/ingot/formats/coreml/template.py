@@ -64,10 +64,10 @@ class Template(Mapping[str, Part]):
         return {MANIFEST: bytes(self[MANIFEST].view()), self.package.model: self.model, **by_path}
 
     @property
-    def others(self) -> list[str]:
+    def other_files(self) -> list[str]:
         """Paths of the files that are neither manifest, model nor weights."""
-        other_files = {MANIFEST, self.package.model, *self.weight_paths.values()}
-        return [path for path in self if path not in other_files]
+        described = {MANIFEST, self.package.model, *self.weight_paths.values()}
+        return [path for path in self if path not in described]
 
     def _weight_file(self, name: str, location: str) -> BlobFile:
         path = self.package.weight_file(name, location)

@@ -112,7 +112,8 @@ def _params(plan: TensorPlan, index: int, outputs: Sequence[Sequence[str]]) -> b
     planned = plan.operations[index]
     values = [(item.key, _value(plan, _entry_of(plan, (index, item.key)))) for item in planned.stored]
     values += [
-        (key, _value(plan, _entry_of(plan, (operation_index, other)))) for key, operation_index, other in planned.again
+        (key, _value(plan, _entry_of(plan, (operation_index, stored_key))))
+        for key, operation_index, stored_key in planned.again
     ]
     if planned.attributes:
         return b"".join(map_entry(ATTRIBUTES, key, value) for key, value in values)
@@ -196,7 +197,7 @@ def package_size(artifact: Artifact) -> int:
         plans.append(plan)
     layout.place_other_blobs()
     files = sum(end.end for end in layout.files.values())
-    other_bytes = sum(template[path].length for path in (MANIFEST, *template.others))
+    other_bytes = sum(template[path].length for path in (MANIFEST, *template.other_files))
     return files + other_bytes + len(patch_model(layout, plans))
 
 
@@ -266,7 +267,7 @@ class CoremlWriter(FormatWriter):
         plan = self._current
         assert plan is not None
         digests = [self._complete(plan, entry) for entry in plan.entries]
-        self._done(plan)
+        self._finish_tensor(plan)
         state = self._layout.files[plan.file] if plan.file else None
         return {
             "name": name,
@@ -299,7 +300,7 @@ class CoremlWriter(FormatWriter):
             state.end, state.count = record["end"]
         self._layout.remember(plan)
         self._order.restored(plan.spec.name)
-        self._done(plan)
+        self._finish_tensor(plan)
 
     def finish(self) -> list[str]:
         """Complete the weight files, write the program and all other files, and return the names.
@@ -315,7 +316,7 @@ class CoremlWriter(FormatWriter):
             sink.truncate(state.end)
         model = patch_model(self._layout, self._plans)
         template = self._template
-        files = {path: bytes(template[path].view()) for path in (MANIFEST, *template.others)}
+        files = {path: bytes(template[path].view()) for path in (MANIFEST, *template.other_files)}
         files[template.package.model] = model
         self._self_check(files)
         for path, data in files.items():
@@ -407,10 +408,10 @@ class CoremlWriter(FormatWriter):
                 return
             self._layout.part(plan, entry)
             new_position = entry.offset + METADATA
-            for done in range(0, start, CHUNK):
-                copied = bytearray(min(CHUNK, start - done))
-                sink.readinto(position + done, memoryview(copied))
-                sink.write_at(new_position + done, copied)
+            for position_in_data in range(0, start, CHUNK):
+                copied = bytearray(min(CHUNK, start - position_in_data))
+                sink.readinto(position + position_in_data, memoryview(copied))
+                sink.write_at(new_position + position_in_data, copied)
             position = new_position
         sink.write_at(position + start, chunk)
 
@@ -424,10 +425,10 @@ class CoremlWriter(FormatWriter):
         sink = self._sink(file)
         sink.write_at(offset, relocate_metadata(raw, offset))
         running = checksums.hasher("crc32c")
-        for done in range(0, length, CHUNK):
-            chunk = bytearray(min(CHUNK, length - done))
-            source.readinto(start + done, memoryview(chunk))
-            sink.write_at(offset + METADATA + done, chunk)
+        for copied in range(0, length, CHUNK):
+            chunk = bytearray(min(CHUNK, length - copied))
+            source.readinto(start + copied, memoryview(chunk))
+            sink.write_at(offset + METADATA + copied, chunk)
             running.update(chunk)
         return running.text()
 
@@ -439,7 +440,7 @@ class CoremlWriter(FormatWriter):
             self._sinks[file] = self._target.create(self._path(file))
         return self._sinks[file]
 
-    def _done(self, plan: TensorPlan) -> None:
+    def _finish_tensor(self, plan: TensorPlan) -> None:
         self._plans.append(plan)
         self._current = None
 

@@ -18,6 +18,13 @@ from ingot.model.store import Store
 _WIDE = ("position_embd.weight", "token_types.weight")
 
 
+_WIDE_ENDINGS = (
+    *(".bias", ".ssm_a", ".ssm_d", ".ssm_conv1d.weight", ".ssm_norm.weight", ".shortconv.conv.weight"),
+    *(".attn_q_norm.weight", ".attn_k_norm.weight"),
+)
+"""Endings of the names of tensors that llama.cpp requires in f32, besides vectors."""
+
+
 class GgufFormat(Format):
     """The files of llama.cpp: tensors in blocks, all metadata and the tokenizer in one file or a split."""
 
@@ -50,10 +57,11 @@ class GgufFormat(Format):
     def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Return f32 for tensors that llama.cpp requires in f32; None for any other.
 
-        These are vectors, biases, the matrices that choose experts, and BERT's embeddings of positions and types. With
-        another type llama.cpp aborts.
+        These are vectors, biases, small tensors of state-space layers and convolutions, the matrices that choose
+        experts, and BERT's embeddings of positions and types. With another type llama.cpp aborts.
         """
-        return "f32" if len(shape) <= 1 or ".ffn_gate_inp" in name or name in _WIDE or name.endswith(".bias") else None
+        is_wide = name in _WIDE or name.endswith(_WIDE_ENDINGS) or ".ffn_gate_inp" in name
+        return "f32" if len(shape) <= 1 or is_wide else None
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Return the catalog of the file and of all files of its split; there are no digests to verify."""

@@ -58,15 +58,15 @@ class SwappedSource:
         """Fill ``out``, in complete elements or blocks."""
         run = len(self._order)
         target = np.frombuffer(out, np.uint8)
-        done = 0
-        while done < target.size:
-            first, within = divmod(offset + done, run)
-            runs = min(-(-(within + target.size - done) // run), _MAX_RUNS)
+        filled = 0
+        while filled < target.size:
+            first, within = divmod(offset + filled, run)
+            runs = min(-(-(within + target.size - filled) // run), _MAX_RUNS)
             raw = np.empty((runs, run), np.uint8)
             self._source.readinto(self._offset + first * run, raw.reshape(-1).data)
-            swapped = raw[:, self._order].reshape(-1)[within : within + target.size - done]
-            target[done : done + swapped.size] = swapped
-            done += swapped.size
+            swapped = raw[:, self._order].reshape(-1)[within : within + target.size - filled]
+            target[filled : filled + swapped.size] = swapped
+            filled += swapped.size
 
     def changed(self) -> bool:
         return self._source.changed()
@@ -145,12 +145,12 @@ def _open_others(store: Store, files: list[File], count: int) -> list[File]:
     for number in range(1, count + 1):
         if number == first_number:
             continue
-        other = f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}"
+        file_name = f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}"
         try:
-            files.append(_open(store, other))
+            files.append(_open(store, file_name))
         except UsageError as error:
             raise FormatError(
-                "gguf.split-missing", f"expected the file {other!r}: {error.message}", where=files[0].name
+                "gguf.split-missing", f"expected the file {file_name!r}: {error.message}", where=files[0].name
             ) from error
     ordered = sorted(files, key=lambda file: file.name)
     total = sum(len(file.header.entries) for file in ordered)

@@ -175,7 +175,7 @@ class GgufWriter(FormatWriter):
         end = file.offsets[spec.name] + length
         if file.padded(end) > end:  # written explicitly: a resumed file may contain other bytes there
             file.write(self._target, end, bytes(file.padded(end) - end))
-        self._done(file)
+        self._finish_tensor(file)
         return {"name": spec.name, "blobs": [[file.name, end - length, length, self._digest.text()]]}
 
     def restore(self, record: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ class GgufWriter(FormatWriter):
                 where=record["name"],
             )
         self._order.restored(spec.name)
-        self._done(file)
+        self._finish_tensor(file)
 
     def file_of(self, name: str) -> str | None:
         """Return the file that contains a tensor of the specs."""
@@ -221,7 +221,7 @@ class GgufWriter(FormatWriter):
         for file in self._files:
             file.close()
 
-    def _done(self, file: File) -> None:
+    def _finish_tensor(self, file: File) -> None:
         file.missing -= 1
         if file.missing == 0:
             file.complete(self._target)

@@ -38,14 +38,14 @@ class Planned:
 class Named:
     """A tensor that a model can contain: its location, and whether it has the orientation of ``MatMulNBits``.
 
-    ``local`` is the tensor's name within its graph. ``others`` are the tensor's names if the graph's orientation is
-    reversed.
+    ``local`` is the tensor's name within its graph. ``alternatives`` are the tensor's names if the graph's
+    orientation is reversed.
     """
 
     site: Site
     transposed: bool
     local: str
-    others: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
 
 
 def original_name(name: str) -> str:
@@ -63,14 +63,14 @@ def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
     named = dict[str, Named]()
     used = {site.name for site in sites}
     for site in sites:
-        others: dict[str, str] = {}
+        local_names: dict[str, str] = {}
         if site.transposed and not site.stays:
             local = original_name(site.local)
             local = f"{site.local}_dense" if local in model.names else local
-            others[site.graph.path + local] = local
+            local_names[site.graph.path + local] = local
         elif site.matmuls and not site.stays:
-            others = {f"{site.name}_Q{bits}": f"{site.local}_Q{bits}" for bits in _PACKED_BITS}
-        free = {name: local for name, local in others.items() if name not in used and local not in model.names}
+            local_names = {f"{site.name}_Q{bits}": f"{site.local}_Q{bits}" for bits in _PACKED_BITS}
+        free = {name: local for name, local in local_names.items() if name not in used and local not in model.names}
         used.update(free)
         named[site.name] = Named(site, site.transposed, site.local, tuple(free))
         named.update({name: Named(site, not site.transposed, local, tuple(free)) for name, local in free.items()})
@@ -80,8 +80,8 @@ def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
 def other_name(named: Named, bits: int = 4) -> str | None:
     """Return the name of a tensor in the other orientation; None if the graph cannot contain it."""
     if named.site.transposed:
-        return named.others[0] if named.others else None
-    return next((name for name in named.others if name.endswith(f"_Q{bits}")), None)
+        return named.alternatives[0] if named.alternatives else None
+    return next((name for name in named.alternatives if name.endswith(f"_Q{bits}")), None)
 
 
 def plan_tensor(model: Model | None, named: Named, spec: TensorSpec) -> Planned:

@@ -101,7 +101,9 @@ class OnnxFormat(BySuffix):
             return None
         if named.transposed:
             return OUTPUTS
-        return INPUTS if named.others else self._orientations.find(named.site.graph, named.local, len(named.site.shape))
+        if named.alternatives:
+            return INPUTS
+        return self._orientations.find(named.site.graph, named.local, len(named.site.shape))
 
     def is_own(self, name: str) -> bool:
         """Return whether a name occurs only in graphs.

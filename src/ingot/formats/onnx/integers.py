@@ -109,8 +109,8 @@ def _scale_after(operator: Operator) -> tuple[Operator, int] | None:
     product = None if cast is None or cast.key != _CAST else _only_use(cast)
     if cast is None or product is None or product.key != _MUL:
         return None
-    other = [name for name in product.inputs if name not in cast.outputs]
-    scales = operator.graph.producers.get(other[0]) if len(other) == 1 else None
+    scale_names = [name for name in product.inputs if name not in cast.outputs]
+    scales = operator.graph.producers.get(scale_names[0]) if len(scale_names) == 1 else None
     if scales is None or scales.key != _MUL:
         return None
     constants = [index for index, name in enumerate(scales.inputs) if _is_constant(scales, name)]

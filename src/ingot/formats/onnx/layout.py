@@ -166,8 +166,8 @@ class Layout:
         for plan in self.plans.values():
             for entry in plan.entries:
                 if entry.existing is not None:
-                    other = first.setdefault(id(entry.existing), entry)
-                    entry.first = None if other is entry else other
+                    shared = first.setdefault(id(entry.existing), entry)
+                    entry.first = None if shared is entry else shared
 
     def _stays_outside(self, entry: Entry) -> bool:
         if not self._outside:
@@ -357,22 +357,22 @@ class Layout:
             attributes = [*attributes, *((("accuracy_level", accuracy),) if accuracy else ())]
             if item.input(_BIAS):
                 inputs += [""] * (_BIAS - len(inputs)) + [item.input(_BIAS)]
-        return [operator(NBITS, item.name, inputs, item.outputs, attributes, _others(item))]
+        return [operator(NBITS, item.name, inputs, item.outputs, attributes, _annotations(item))]
 
     def _multiplied_dense(self, item: Operator, name: str) -> list[bytes]:
         """Return a MatMulNBits as MatMul of a dense matrix, with a sum if it has a bias."""
         bias = item.input(_BIAS)
         if not bias:
-            return [operator(_MATMUL, item.name, [item.input(0), name], item.outputs, (), _others(item))]
+            return [operator(_MATMUL, item.name, [item.input(0), name], item.outputs, (), _annotations(item))]
         product = _free(f"{item.outputs[0]}_product", self.template)
         return [
-            operator(_MATMUL, item.name, [item.input(0), name], [product], (), _others(item)),
+            operator(_MATMUL, item.name, [item.input(0), name], [product], (), _annotations(item)),
             operator(_ADD, f"{item.name}_bias", [product, bias], item.outputs),
         ]
 
 
 def _are_disjoint(locations: Sequence[External]) -> bool:
-    """Return whether any two locations are equal or share no byte."""
+    """Return whether every two locations are equal or share no byte."""
     spans = sorted(
         {(location.location, location.offset, location.offset + (location.length or 0)) for location in locations}
     )
@@ -391,7 +391,7 @@ def _nodes(operators: Sequence[bytes]) -> bytes:
     return b"".join(bytes_field(NODES, item) for item in operators)
 
 
-def _others(item: Operator) -> bytes:
+def _annotations(item: Operator) -> bytes:
     """Return the fields of an operator that do not affect its computation: documentation, metadata."""
     message = item.message
     return b"".join(

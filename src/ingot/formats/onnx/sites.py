@@ -244,7 +244,7 @@ class _Finder:
         if len(operators) != len(uses) or constant.name in graph.fixed:
             raise LeftError("its codes have other uses")
         first = operators[0]
-        if any(not _read_alike(first, other, _DEQUANTIZE_DEFAULTS, 1) for other in operators):
+        if any(not _read_alike(first, operator, _DEQUANTIZE_DEFAULTS, 1) for operator in operators):
             raise LeftError("several operators read its codes in different ways")
         scales = self._constant(first, 1, "scales")
         dtype = scales.type.dtype
@@ -375,7 +375,7 @@ class _Finder:
         first = operators[0]
         if len(operators) != len(uses) or constant.name in graph.fixed:
             raise LeftError("its codes have other uses")
-        if any(not _read_alike(first, other, _NBITS_DEFAULTS, 2) for other in operators):
+        if any(not _read_alike(first, operator, _NBITS_DEFAULTS, 2) for operator in operators):
             raise LeftError("several operators read its codes in different ways")
         cols, rows, bits, block = _attributes(first, _NBITS_DEFAULTS).values()
         if bits not in BITS or block < 16 or block & (block - 1) or cols < 1 or rows < 1:
@@ -532,12 +532,12 @@ def _point_slot(zero: Constant, rows: int, groups: int, bits: int, dtype: str) -
 
 
 def _attributes(operator: Operator, defaults: Mapping[str, int]) -> dict[str, int]:
-    """Return integer attributes, stated or by default."""
+    """Return the integer attributes of an operator; those that it does not state have their defaults."""
     return {key: operator.integer(key, default) for key, default in defaults.items()}
 
 
-def _read_alike(first: Operator, other: Operator, defaults: Mapping[str, int], start: int) -> bool:
+def _read_alike(first: Operator, second: Operator, defaults: Mapping[str, int], start: int) -> bool:
     """Return whether two operators read the same codes in the same way, with equal inputs from ``start`` on."""
-    return first is other or (
-        first.inputs[start:] == other.inputs[start:] and _attributes(first, defaults) == _attributes(other, defaults)
+    return first is second or (
+        first.inputs[start:] == second.inputs[start:] and _attributes(first, defaults) == _attributes(second, defaults)
     )

@@ -173,12 +173,12 @@ def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int
     return sum(field.end - field.start for field in fields) // width
 
 
-def _typed(constant: Constant, fields: list[Field], others: int) -> Constant:
+def _typed(constant: Constant, fields: list[Field], expected_fields: int) -> Constant:
     """Return a constant whose numbers are in the field of their type, after counting them."""
     type = constant.type
     message = constant.message
     location = f"{message.location}: {constant.name[:200]}"
-    if others != len(fields):
+    if expected_fields != len(fields):
         raise FormatError(
             "onnx.data", f"expected numbers in the field of {type.name}, found them in another field", where=location
         )

@@ -254,10 +254,10 @@ def _int8(entries: Entries, key: str, stem: str, dtype: str) -> Layer:
         )
     layout = ScaledCodebookLayout(8, ROW, dtype, values="i8", factor=_FACTOR)
     extra = existing_entries(entries, stem, (".weight_format", ".CB", ".SCBt"))
-    for other in extra:
-        content = bytes(entries[other].parts[DATA].view()) if other.endswith("format") else b""
+    for entry in extra:
+        content = bytes(entries[entry].parts[DATA].view()) if entry.endswith("format") else b""
         if content.strip(b"\0"):
-            raise UnsupportedError("expected weights in rows (weight_format 0)", rule="bitsandbytes.state", where=other)
+            raise UnsupportedError("expected weights in rows (weight_format 0)", rule="bitsandbytes.state", where=entry)
     return Layer(key, shape, layout, {INDICES: key, SCALES: stem + ".SCB"}, extra)
 
 

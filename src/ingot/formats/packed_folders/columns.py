@@ -128,7 +128,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return None if size < 0 else size
 
     def parse_declared(self, quantization: Config, bits: int, group: int | None) -> DeclaredPacking:
-        """Return the declared packing; the rules in ``dynamic`` apply to layers that differ."""
+        """Return the declared packing, with the rules in ``dynamic`` for layers that have other settings."""
         return DeclaredPacking(bits, group, rules_of(quantization))
 
     def group_of(self, declared: DeclaredPacking, stem: str, cols: int, groups: int) -> int | None:

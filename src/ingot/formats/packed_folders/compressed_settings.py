@@ -17,24 +17,46 @@ KV_CACHE = "kv_cache_scheme"
 ActivationSettings = Mapping[str, Any]
 """The values under ``KEYS`` that are present and not null."""
 
-DYNAMIC_INPUTS: Mapping[str, ActivationSettings] = {
-    scheme: {
-        KEYS[0]: {
-            "num_bits": 8,
-            "type": number_type,
-            "symmetric": True,
-            "strategy": "token",
-            "group_size": None,
-            "block_structure": None,
-            "dynamic": True,
-            "actorder": None,
-            "observer": None,
-            "observer_kwargs": {},
-        }
-    }
-    for scheme, number_type in (("int8", "int"), ("fp8", "float"))
+_NVFP4_INPUTS = {
+    "num_bits": 4,
+    "type": "float",
+    "symmetric": True,
+    "strategy": "tensor_group",
+    "group_size": 16,
+    "block_structure": None,
+    "dynamic": "local",
+    "actorder": None,
+    "scale_dtype": "torch.float8_e4m3fn",
+    "zp_dtype": "torch.float8_e4m3fn",
+    "observer": "static_minmax",
+    "observer_kwargs": {},
 }
-"""The settings of ``Recipe.activations``: 8 bits with one scale for each token, computed while the model runs."""
+QUANTIZED_INPUTS: Mapping[str, ActivationSettings] = {
+    "nvfp4": {KEYS[0]: _NVFP4_INPUTS},
+    **{
+        scheme: {
+            KEYS[0]: {
+                "num_bits": 8,
+                "type": number_type,
+                "symmetric": True,
+                "strategy": "token",
+                "group_size": None,
+                "block_structure": None,
+                "dynamic": True,
+                "actorder": None,
+                "observer": None,
+                "observer_kwargs": {},
+            }
+        }
+        for scheme, number_type in (("int8", "int"), ("fp8", "float"))
+    },
+}
+"""The settings of each scheme of ``Recipe.activations``."""
+
+
+def needs_input_scales(scheme: str) -> bool:
+    """Return whether layers with this scheme of inputs have a static scale for them, ``X.input_global_scale``."""
+    return QUANTIZED_INPUTS[scheme][KEYS[0]]["dynamic"] is not True
 
 
 class Settings:

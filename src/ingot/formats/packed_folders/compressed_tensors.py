@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -36,11 +36,12 @@ from ingot.formats.packed_folders.compressed_integers import (
 )
 from ingot.formats.packed_folders.compressed_keys import KEYS as CONFIG_KEYS
 from ingot.formats.packed_folders.compressed_settings import (
-    DYNAMIC_INPUTS,
     KEYS,
     KV_CACHE,
+    QUANTIZED_INPUTS,
     ActivationSettings,
     Settings,
+    needs_input_scales,
     summarize,
     weight_settings,
 )
@@ -64,6 +65,7 @@ from ingot.model.layouts.packed_ints import INTS, PACKED, PackedIntLayout, word_
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
+from ingot.naming.names import INPUT_SCALE
 
 FLOATS = ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
 INTEGERS = ("pack-quantized", "int-quantized", "naive-quantized", "marlin-24")
@@ -134,19 +136,23 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
         if self._activations is not None and not any(self._inputs(_layer_group(layout_of(spec))) for spec in packed):
             raise UnsupportedError(
-                f"no layer fits the recipe's activations ({self._activations}); these need weights of the same type "
-                "in 8 bits, with one scale for each row or for the matrix",
+                f"no layer fits the recipe's activations ({self._activations}); int8 and fp8 need weights of the same "
+                "type in 8 bits, with one scale for each row or for the matrix; nvfp4 needs weights in NVFP4",
                 rule="recipe.activations",
+            )
+        if self._activations is not None and needs_input_scales(self._activations):
+            _require_input_scales(
+                artifact, {spec.name for spec in packed if self._inputs(_layer_group(layout_of(spec)))}
             )
         return self
 
     def _inputs(self, group: LayerGroup) -> ActivationSettings:
         """Return the settings of inputs for new layers with these settings of weights; empty without a scheme."""
-        fits = group.bits == 8 and group.strategy in ("channel", "tensor")
-        formats = {"int8": "int-quantized", "fp8": "float-quantized"}
-        if self._activations is None or not fits or group.format != formats[self._activations]:
+        formats = {"int8": "int-quantized", "fp8": "float-quantized", "nvfp4": "nvfp4-pack-quantized"}
+        if self._activations is None or group.format != formats[self._activations]:
             return {}
-        return DYNAMIC_INPUTS[self._activations]
+        fits = needs_input_scales(self._activations) or (group.bits == 8 and group.strategy in ("channel", "tensor"))
+        return QUANTIZED_INPUTS[self._activations] if fits else {}
 
     def claims_config(self, config: Config) -> bool:
         """Return whether ``quantization_config`` names compressed-tensors and only formats that Ingot reads."""
@@ -213,8 +219,11 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return bool(settings and settings.get(KEYS[0]))
 
     def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
-        """Return ``X.weight_packed`` and ``X.weight_shape``, or ``X.weight``; with ``X.weight_scale`` and zero
-        points."""
+        """Return the entries of a packed layer ``X``.
+
+        They are ``X.weight_packed`` and ``X.weight_shape`` for codes in words, or ``X.weight`` for codes in bytes; then
+        ``X.weight_scale`` and, if the layer has zero points, ``X.weight_zero_point``.
+        """
         layout = layout_of(spec)
         stem = spec.name.removesuffix(WEIGHT)
         if isinstance(layout, ScaledCodebookLayout):
@@ -341,6 +350,26 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
                 text = f"{key} ({summarize(value)})"
                 counts[text] = counts.get(text, 0) + 1
         return [*dropped, *(f"{text} of {count} layers" for text, count in counts.items())]
+
+
+def _require_input_scales(artifact: Artifact, packed: Set[str]) -> None:
+    """Raise ``UnsupportedError`` ``recipe.activations`` unless exactly the packed layers have a scale of inputs."""
+    stored = {
+        spec.name.removesuffix(INPUT_SCALE) + WEIGHT for spec in artifact.tensors if spec.name.endswith(INPUT_SCALE)
+    }
+    missing = sorted(packed - stored)
+    if missing:
+        raise UnsupportedError(
+            f"the inputs of {missing[0]} have no scale, which calibration determines; add a quantizer to its rule",
+            rule="recipe.activations",
+        )
+    surplus = sorted(stored - packed)
+    if surplus:
+        raise UnsupportedError(
+            f"the inputs of {surplus[0]} have a scale, but its weights stay dense, as other parts of the matrix that "
+            "vLLM merges do; keep all parts dense by a rule with keep = true",
+            rule="recipe.activations",
+        )
 
 
 def _why_words_unsupported(spec: TensorSpec, layout: PackedIntLayout) -> str | None:

@@ -131,9 +131,14 @@ class GptqFormat(ColumnPackedFormat):
             yield from layers
             return
         fits = self.all_middle(entries, layers)
-        others = [other for layer in layers if (other := _other_zero_points(layer)) is not None]
-        if layers and not any(fits) and len(others) == len(layers) and all(self.all_middle(entries, others)):
-            yield from others
+        alternatives = [alternative for layer in layers if (alternative := _other_zero_points(layer)) is not None]
+        if (
+            layers
+            and not any(fits)
+            and len(alternatives) == len(layers)
+            and all(self.all_middle(entries, alternatives))
+        ):
+            yield from alternatives
             return
         if not all(fits):
             raise self.contradiction(layers[fits.index(False)])
@@ -310,8 +315,8 @@ def declared_format(quantization: Config) -> str:
 def _other_zero_points(layer: Layer) -> Layer | None:
     """Return the layer with its zero points converted from v1 to v2 or from v2 to v1; None if codes are in planes."""
     layout = words_layout(layer)
-    other = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.packing)
-    return None if other is None else replace(layer, layout=replace(layout, packing=other))
+    packing = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.packing)
+    return None if packing is None else replace(layer, layout=replace(layout, packing=packing))
 
 
 def _variant(format: str, bits: int, stem: str) -> str:
@@ -336,8 +341,8 @@ def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
 
 def _first_run(order: Array) -> int | None:
     """Return the number of leading columns in the same group; None if all columns are in one group."""
-    others = np.flatnonzero(order != order[0])
-    return int(others[0]) if others.size else None
+    later_columns = np.flatnonzero(order != order[0])
+    return int(later_columns[0]) if later_columns.size else None
 
 
 def _with_order(layer: Layer, layout: PackedIntLayout, order: Array, stem: str) -> Layer:

@@ -99,8 +99,8 @@ class MlxFormat(WritablePackedFolderFormat):
     def claims_config(self, config: Config) -> bool:
         """Return whether ``quantization`` describes an MLX folder with packed layers."""
         quantization = config.get("quantization")
-        other = config.get("quantization_config")
-        if isinstance(other, dict) and other.get("quant_method") and not _is_autoround(other):
+        hf_config = config.get("quantization_config")
+        if isinstance(hf_config, dict) and hf_config.get("quant_method") and not _is_autoround(hf_config):
             return False  # packed by another program
         return isinstance(quantization, dict) and "bits" in quantization and "group_size" in quantization
 

@@ -87,8 +87,8 @@ def _require_room(store: Store, name: str, size: int) -> None:
     if size <= _SMALL:
         return
     room = 0
-    for other in store.names():
-        source = store.open(other)
+    for file_name in store.names():
+        source = store.open(file_name)
         try:
             length = int.from_bytes(read_bytes(source, 0, min(PREFIX, source.size)), "little")
             room += length if length <= min(source.size, MAX_HEADER) else 0

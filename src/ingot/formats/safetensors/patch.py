@@ -207,7 +207,7 @@ def _pairs(
         if name in pairs and pairs[name].codec == CODEC:
             continue
         pair = [name + suffix for suffix in suffixes]
-        if name in tensors or any(other not in tensors for other in pair):
+        if name in tensors or any(key_of_pair not in tensors for key_of_pair in pair):
             raise _incomplete_pair(name, f"{key[:200]!r} without the other entry of the pair", location)
         pairs[name] = _pair(name, tensors[pair[0]], tensors[pair[1]], encoding, fields.shapes.get(name), location)
     stray = next((name for name in fields.shapes if name not in pairs), None)

@@ -1,6 +1,6 @@
 """The header entries of a tensor in a safetensors file: one for a dense tensor, two for a sparse patch.
 
-Packed folder formats (``formats/dialects``) store tensors of other codecs, with entries of their own.
+Packed folder formats (``formats/packed_folders``) store tensors of other codecs, with entries of their own.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class SafetensorsWriter(FormatWriter):
             for role, entry in self._entries.items()
         ]
         self._note(self._entries.values(), blobs)
-        self._done(shard)
+        self._finish_tensor(shard)
         return {"name": spec.name, "blobs": blobs}
 
     def _note(self, entries: Iterable[FileEntry], blobs: Sequence[Sequence[Any]]) -> None:
@@ -294,7 +294,7 @@ class SafetensorsWriter(FormatWriter):
             )
         self._note(self._carrier.file_entries(spec), record["blobs"])
         self._order.restored(spec.name)
-        self._done(shard)
+        self._finish_tensor(shard)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata of a delta; the header must keep its length, because the offsets of tensors are
@@ -350,7 +350,7 @@ class SafetensorsWriter(FormatWriter):
         for shard in self._shards:
             shard.close()
 
-    def _done(self, shard: Shard) -> None:
+    def _finish_tensor(self, shard: Shard) -> None:
         shard.missing -= 1
         if shard.missing == 0 and not self._late:
             shard.complete(self._target)

@@ -85,7 +85,7 @@ class DenseColumns:
         return cls(data, rows, flags, shape, parts, dtype, types, offset, length, digest.first, digest.second)
 
     def part_of(self, row: int) -> int:
-        """Return the index of the part of a simple tensor."""
+        """Return the index of the only part of the tensor in a row."""
         return row if self.first is None else self.first[row]
 
 
@@ -123,7 +123,8 @@ class DenseTensors:
         self._nothing: dict[str, Any] = {}
 
     def lazy(self, names: Collection[str], closely: Callable[[str], Tensor] | None = None) -> LazyMap[Tensor]:
-        """Return all tensors of a file; the callback ``closely`` builds the tensors that are not simple."""
+        """Return all tensors of a file; ``closely`` returns a tensor, given its name, that these columns do not
+        describe."""
         columns = self._columns
 
         def build(name: str, parts_of: Callable[[str, int], Mapping[str, Part]]) -> Tensor:
@@ -171,8 +172,8 @@ class DenseTensors:
 def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent: Column) -> Flags:
     """Return flags of the dense tensors with one part and without attributes.
 
-    ``codecs`` and ``attributes`` are columns of tensors. ``starts`` are their first parts, and the end. ``absent`` are
-    columns of parts that must be empty for a simple tensor.
+    ``codecs`` and ``attributes`` are columns of tensors. ``starts`` are the indices of their first parts, and the end.
+    ``absent`` are columns of parts; the part of a matching tensor has no value there.
     """
     first = numbers(starts)
     present = np.zeros(int(first[-1]) + 1, bool)  # the last entry serves tensors without parts at the end

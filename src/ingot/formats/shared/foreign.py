@@ -60,12 +60,12 @@ _UNSUPPORTED_TYPES = (
         "detect.pickle",
         "a zip archive as torch.save writes it, with a pickle inside",
         _PICKLE,
-        excluded_suffixes=(".npz", *TORCH_SUFFIXES),
+        excluded_suffixes=(".npz", ".distcp", *TORCH_SUFFIXES),
     ),
-    _UnsupportedType(b"\x80\x02", "detect.pickle", "a pickle", _PICKLE),
-    _UnsupportedType(b"\x80\x03", "detect.pickle", "a pickle", _PICKLE),
-    _UnsupportedType(b"\x80\x04", "detect.pickle", "a pickle", _PICKLE),
-    _UnsupportedType(b"\x80\x05", "detect.pickle", "a pickle", _PICKLE),
+    _UnsupportedType(b"\x80\x02", "detect.pickle", "a pickle", _PICKLE, excluded_suffixes=(".metadata",)),
+    _UnsupportedType(b"\x80\x03", "detect.pickle", "a pickle", _PICKLE, excluded_suffixes=(".metadata",)),
+    _UnsupportedType(b"\x80\x04", "detect.pickle", "a pickle", _PICKLE, excluded_suffixes=(".metadata",)),
+    _UnsupportedType(b"\x80\x05", "detect.pickle", "a pickle", _PICKLE, excluded_suffixes=(".metadata",)),
     _UnsupportedType(b"\x89HDF\r\n\x1a\n", "detect.hdf5", "an HDF5 file", _CONVERT),
     _UnsupportedType(
         b"\x93NUMPY", "detect.npy", "a NumPy .npy array", "load it with numpy.load and save it with ingot.save"

@@ -7,16 +7,12 @@ basic containers, and runs no code. Ingot refuses the files that the unpickler r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
 
 from ingot.core.parsing.strictjson import strict_json
-from ingot.errors import FormatError, UnsupportedError, UsageError
-from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
+from ingot.errors import FormatError, UsageError
+from ingot.formats.base import Catalog, FormatTraits, ReadOnlyFormat
 from ingot.formats.shared.foreign import LEGACY_TORCH, TORCH_SUFFIXES, ZIP
 from ingot.formats.torch.reader import File, open_file, tensors_of
-from ingot.model.artifact import Artifact
-from ingot.model.bytesource import Target
-from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
 INDEX_SUFFIX = ".bin.index.json"
@@ -28,12 +24,14 @@ _UNREAD = "it is outside of the state dict, or nested in it"
 _WHY = "Ingot only reads files of torch: write safetensors, which stores the same tensors and cannot run code"
 
 
-class TorchFormat(Format):
+class TorchFormat(ReadOnlyFormat):
     """The format of dense tensors that ``torch.save`` writes."""
 
     name = "torch"
     suffixes: tuple[str, ...] = (*TORCH_SUFFIXES, INDEX_SUFFIX)
     summary = "dense tensors that torch.save wrote (.bin, .pt), one file or shards; read only, by torch itself"
+    why_read_only = _WHY
+    read_only_rule = "torchfile.read-only"
     traits = FormatTraits(
         last_resort=True,
     )
@@ -54,10 +52,6 @@ class TorchFormat(Format):
             if name.lower().endswith(self.suffixes) and name not in _OTHERS and not name.startswith((".", "rng_state"))
         ]
         return matching[0] if len(matching) == 1 else None
-
-    def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why no tensor can be written: there is no writer."""
-        return _WHY
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Return the catalog of the file, or of all shards of an index, which torch maps into memory.
@@ -91,22 +85,6 @@ class TorchFormat(Format):
                 path if len(files) == 1 else f"{file.name}: {path}": _UNREAD for file in files for path in file.unread
             },
         )
-
-    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return no metadata, which the format cannot store."""
-        return {}
-
-    def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Raise ``UnsupportedError`` ``torchfile.read-only``."""
-        _refuse()
-
-    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NoReturn:
-        """Raise ``UnsupportedError`` ``torchfile.read-only``."""
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise UnsupportedError(_WHY, rule="torchfile.read-only")
 
 
 def _open(store: Store, shard: str, index: str) -> File:

@@ -219,9 +219,9 @@ def _state(torch: Any, content: Any, name: str) -> Contents:
             values = content if direct else content[holders[0]]
             tensors = _tensors(torch, values)
             inner = {key: value for key, value in values.items() if key not in tensors}
-            others = {} if direct else {key: value for key, value in content.items() if key != holders[0]}
-            unread = [*_paths(torch, inner, "" if direct else holders[0]), *_paths(torch, others, "")]
-            keys = [str(key)[:40] for key in (*inner, *others)]
+            outer = {} if direct else {key: value for key, value in content.items() if key != holders[0]}
+            unread = [*_paths(torch, inner, "" if direct else holders[0]), *_paths(torch, outer, "")]
+            keys = [str(key)[:40] for key in (*inner, *outer)]
             listed = ", ".join(keys[:6]) + (f" and {len(keys) - 6} more" if len(keys) > 6 else "")
             listed += f"; they include {len(unread)} tensors" if unread else ""
             return Contents(

@@ -119,12 +119,12 @@ def _part(source: ByteSource, span: Span, location: str, rounded: str | None) ->
 
 
 def _notes(header: Header) -> list[tuple[str, str]]:
-    other = [name for name, entry in header.tensors.items() if entry.strategy != header.strategy]
-    if not other:
+    deviating = [name for name, entry in header.tensors.items() if entry.strategy != header.strategy]
+    if not deviating:
         return []
     message = (
-        f"the header states {header.strategy}, but {len(other)} tensors have another strategy; the first is "
-        f"{other[0][:200]!r}"
+        f"the header states {header.strategy}, but {len(deviating)} tensors have another strategy; the first is "
+        f"{deviating[0][:200]!r}"
     )
     return [("wdelta.mixed-strategies", message)]
 

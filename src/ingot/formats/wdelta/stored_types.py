@@ -83,14 +83,14 @@ class ConvertedSource:
         """Fill ``out`` with the converted bytes from ``offset`` on."""
         item = self._target.itemsize
         target = np.frombuffer(out, np.uint8)
-        done = 0
-        while done < target.size:
-            first, skip = divmod(offset + done, item)
-            count = min(_CHUNK, -(-(target.size - done + skip) // item))
+        filled = 0
+        while filled < target.size:
+            first, skip = divmod(offset + filled, item)
+            count = min(_CHUNK, -(-(target.size - filled + skip) // item))
             values = self._values(first, count).view(np.uint8)[skip:]
-            size = min(values.size, target.size - done)
-            target[done : done + size] = values[:size]
-            done += size
+            size = min(values.size, target.size - filled)
+            target[filled : filled + size] = values[:size]
+            filled += size
 
     def changed(self) -> bool:
         return self._source.changed()

@@ -42,9 +42,9 @@ Refuse = Callable[[str, str], NoReturn]
 
 
 def check_objects(file: str, objects: Mapping[str, Object]) -> None:
-    """Check every tensor with ``check_object``, except tensors that are simple and certainly valid.
+    """Check every tensor with ``check_object``, except those that ``is_simple_object`` accepts.
 
-    A manifest may contain 100,000 tensors, most of them simple.
+    A manifest may contain 100,000 tensors, and most need no more than this short check.
     """
     for name, obj in objects.items():
         if not is_simple_object(obj):
@@ -74,7 +74,7 @@ def check_object(file: str, name: str, obj: Object) -> None:
     Raises
     ------
     FormatError
-        ``zt.shape``, ``zt.part-missing``, and the rules of ``check_part`` and ``check_sizes``.
+        ``zt.shape``, ``zt.part-missing``, and the rules of ``check_part`` and of the sizes of sparse parts.
     """
     count = prod(obj.shape)
     if not 0 < count < 2**63 or len(obj.shape) > MAX_RANK:
@@ -239,10 +239,10 @@ def check_blobs(file: str, objects: Mapping[str, Object], end: int, ranges: tupl
     overlap = offsets[order[1:]] < (offsets + lengths)[order[:-1]]
     if overlap.any():
         first = int(np.argmax(overlap))
-        other = _nth(file, objects, int(order[first]))
+        first_part = _nth(file, objects, int(order[first]))
         raise FormatError(
             "zt.blob-overlap",
-            f"expected bytes that no other part has, found bytes that overlap {other.partition(': ')[2]}",
+            f"expected bytes that no other part has, found bytes that overlap {first_part.partition(': ')[2]}",
             where=_nth(file, objects, int(order[first + 1])),
         )
     return int(is_shared.sum())

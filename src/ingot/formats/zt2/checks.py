@@ -37,6 +37,6 @@ def number(location: str, obj: Object, key: str, minimum: int) -> int:
     return value
 
 
-def others(spec: TensorSpec, codec_attributes: Mapping[str, Any]) -> dict[str, Any]:
+def extra_attributes(spec: TensorSpec, codec_attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a tensor that its codec does not define; ``codec_attributes`` are those it defines."""
     return {key: value for key, value in spec.params.items() if key not in codec_attributes}

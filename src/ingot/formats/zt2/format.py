@@ -68,13 +68,13 @@ class Zt2Format(BySuffix):
             data, manifest = read_manifest(source)
             sources: dict[str | None, ByteSource] = {None: source}
             headers = {name: data}
-            others: dict[str, ByteSource] = {}
-            for shard, file, other in open_shards(store, name, manifest):
-                opened.callback(other.close)
-                sources[shard] = others[shard] = other
-                headers[file] = read_bytes(other, other.size - FOOTER, FOOTER)
+            shard_sources: dict[str, ByteSource] = {}
+            for shard, file, shard_source in open_shards(store, name, manifest):
+                opened.callback(shard_source.close)
+                sources[shard] = shard_sources[shard] = shard_source
+                headers[file] = read_bytes(shard_source, shard_source.size - FOOTER, FOOTER)
             catalog = catalog_of(manifest, headers, sources, verify=verify)
-            catalog.check_files = partial(check_shards, name, optional_value(manifest.shards) or {}, others)
+            catalog.check_files = partial(check_shards, name, optional_value(manifest.shards) or {}, shard_sources)
             opened.pop_all()
             return catalog
 

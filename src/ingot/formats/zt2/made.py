@@ -40,7 +40,7 @@ class ConvertedPart:
         try:
             return self.make(bytes(stored.view()))
         except FormatError as error:
-            raise error.at(stored.where) from None
+            raise error.add_location(stored.where) from None
 
 
 def reverse_words(data: bytes, width: int) -> bytes:

@@ -107,12 +107,12 @@ class Entries:
         self._names.append(name)
         self._starts.append(len(self._data))
 
-    def update(self, others: Entries) -> None:
+    def update(self, entries: Entries) -> None:
         """Add the entries of another object, which must have other names."""
         end = len(self._data)
-        self._names += others._names
-        self._starts.extend(end + start for start in others._starts[1:])
-        self._data += others._data
+        self._names += entries._names
+        self._starts.extend(end + start for start in entries._starts[1:])
+        self._data += entries._data
 
     def manifest(self, metadata: Mapping[str, Any], shards: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield the encoded manifest in chunks; its bytes do not depend on the order in which entries were added."""

@@ -127,8 +127,8 @@ def read_base(store: Store, name: str, target: str, algorithm: str) -> Base:
         data, manifest = read_manifest(source)
         table: Mapping[str, Shard] = optional_value(manifest.shards) or {}
         files = {}
-        for shard, file, other in open_shards(store, name, manifest):
-            opened.callback(other.close)
+        for shard, file, shard_source in open_shards(store, name, manifest):
+            opened.callback(shard_source.close)
             files[shard] = file
         own_label = _label(name, target, table)
         identity = " ".join([str(source.size), f"{xxh3(data):016x}", *(shard.digest for shard in table.values())])

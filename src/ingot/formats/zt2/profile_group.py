@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import CodecError, FormatError
-from ingot.formats.zt2.checks import number, others, refuse, require_parts, require_size
+from ingot.formats.zt2.checks import extra_attributes, number, refuse, require_parts, require_size
 from ingot.formats.zt2.made import (
     ConvertedPart,
     convert,
@@ -324,7 +324,7 @@ def write_group(spec: TensorSpec) -> WrittenForm | None:
     }
     roles = {CODES: "data", SCALES: "scales", ZEROS: "zeros"}
     types: Mapping[str, tuple[str, str | None]] = {CODES: ("i8" if layout.signed else "u8", None)}
-    return WrittenForm(QUANT_GROUP, {**others(spec, layout.attributes()), **profile_attributes}, roles, types)
+    return WrittenForm(QUANT_GROUP, {**extra_attributes(spec, layout.attributes()), **profile_attributes}, roles, types)
 
 
 def _layout_of(spec: TensorSpec) -> AffineLayout | None:

@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ingot.errors import FormatError, UnsupportedError
-from ingot.formats.zt2.checks import number, others, refuse, require_parts, require_size
+from ingot.formats.zt2.checks import extra_attributes, number, refuse, require_parts, require_size
 from ingot.formats.zt2.made import ConvertedPart, expand_blocks
 from ingot.formats.zt2.manifest import Object, optional_value
 from ingot.formats.zt2.profile_group import QUANT_GROUP, check_group, read_group, write_group
@@ -137,7 +137,9 @@ def write_gguf(spec: TensorSpec) -> WrittenForm:
     """Return the tensor as the profile of its block type."""
     layout = GgmlBlocksLayout.from_tensor(spec)
     constants = {_ELEMENTS: layout.block.elements, _BYTES: layout.block.nbytes}
-    return WrittenForm(f"gguf.{layout.type}/1", {**others(spec, layout.attributes()), **constants}, {BLOCKS: "data"})
+    return WrittenForm(
+        f"gguf.{layout.type}/1", {**extra_attributes(spec, layout.attributes()), **constants}, {BLOCKS: "data"}
+    )
 
 
 def check_mx(location: str, obj: Object) -> None:
@@ -208,7 +210,7 @@ def write_mx(spec: TensorSpec) -> WrittenForm | None:
     if block < _MIN_BLOCK or layout != _layout(str(layout.values), layout.grid, layout.dtype):
         return None
     profile_attributes = {"block_size": block, "axis": axis, "scale_form": "e8m0_exponent"}
-    attributes = {**others(spec, layout.attributes()), **profile_attributes}
+    attributes = {**extra_attributes(spec, layout.attributes()), **profile_attributes}
     return WrittenForm(MX, attributes, {INDICES: "data", SCALES: "scales"}, {INDICES: stored})
 
 

@@ -268,8 +268,8 @@ def check_blobs(
     order = np.lexsort((lengths, offsets, files))
     before, after = order[:-1], order[1:]
     same_file = files[before] == files[after]
-    other = (offsets[before] != offsets[after]) | (lengths[before] != lengths[after])
-    overlap = same_file & other & (offsets[after] < offsets[before] + lengths[before])
+    differs = (offsets[before] != offsets[after]) | (lengths[before] != lengths[after])
+    overlap = same_file & differs & (offsets[after] < offsets[before] + lengths[before])
     if overlap.any():
         index = int(np.argmax(overlap))
         labels = [

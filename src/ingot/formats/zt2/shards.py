@@ -117,8 +117,16 @@ class _Finder:
     def _of_size(self, size: int, usual: str) -> list[str]:
         folder = self._name.rpartition("/")[0]
         prefix = f"{folder}/" if folder else ""
-        others = [prefix + other for other in sorted(self._store.list(folder).files) if other.lower().endswith(SUFFIX)]
-        return [other for other in others if other not in (self._name, usual) and self._store.stat(other).size == size]
+        candidates = [
+            prefix + candidate
+            for candidate in sorted(self._store.list(folder).files)
+            if candidate.lower().endswith(SUFFIX)
+        ]
+        return [
+            candidate
+            for candidate in candidates
+            if candidate not in (self._name, usual) and self._store.stat(candidate).size == size
+        ]
 
     def _has(self, candidate: str, required: Set[_StoredPart]) -> bool:
         """Return whether a file's own manifest contains all these parts, each of which has a digest."""

@@ -77,8 +77,8 @@ class ComputedSequence(Sequence[T]):
     def __iter__(self) -> Iterator[T]:
         return map(self._make, range(len(self)))
 
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, (ComputedSequence, list)) else NotImplemented
+    def __eq__(self, sequence: object) -> bool:
+        return list(self) == list(sequence) if isinstance(sequence, (ComputedSequence, list)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # unhashable, like a list
 

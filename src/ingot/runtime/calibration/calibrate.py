@@ -306,7 +306,7 @@ def _collect(subject: _Subject, options: CalibrateOptions, work: Work, require_r
         "tokens": f"sha256:{_digest(tokens)}",
         "seed": str(options.seed),
         "fisher": str(options.fisher).lower(),
-        **{f"{name}:{SAME}": other for name, other in sorted(passes.same.items())},
+        **{f"{name}:{SAME}": same_as for name, same_as in sorted(passes.same.items())},
     }
     counts = {key.rpartition(":")[0]: int(array[0]) for key, array in arrays.items() if key.endswith(f":{COUNT}")}
     unseen = tuple(sorted(name for name, seen in counts.items() if not seen))

@@ -220,7 +220,7 @@ def record_products(
 
     Parameters
     ----------
-    pieces : mapping
+    matrices : mapping
         For the address of a parameter's memory: the parameter, and its matrices.
     sums : mapping of name to Sums
         The sums of the requested matrices.

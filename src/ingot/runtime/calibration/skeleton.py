@@ -83,10 +83,10 @@ class MetaModel:
         names = frozenset(self.checkpoint)
         model = self._attempt(names)
         with_placeholder = {site.tensor.name for site in placeholders(model)}
-        others = names - with_placeholder - self._merging
-        if others:
-            model = self._attempt(names - others)
-        return model, others
+        buffers = names - with_placeholder - self._merging
+        if buffers:
+            model = self._attempt(names - buffers)
+        return model, buffers
 
     def _attempt(self, empty: frozenset[str]) -> Any:
         loading = Loading(self._torch.device("cpu"), set(empty))

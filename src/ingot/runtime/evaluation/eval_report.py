@@ -64,7 +64,7 @@ class Verdict:
     """A term, the measured value (for a relative term the ratio to the reference), and whether it meets the bound."""
 
     term: str
-    found: float
+    measured: float
     met: bool
 
 
@@ -225,7 +225,7 @@ def report_of(result: Evaluation) -> Report:
     if result.receipt is not None:
         closing.append(Line("receipt: {receipt}"))
     gate = [
-        f"{verdict.term}: {'met' if verdict.met else 'missed'}, found {number(verdict.found, 6)}"
+        f"{verdict.term}: {'met' if verdict.met else 'missed'}, found {number(verdict.measured, 6)}"
         for verdict in result.gate
     ]
     return Report([Figure("gate", gate, "texts"), Figure("receipt", result.receipt)], (), tables, closing)

@@ -200,10 +200,10 @@ def score_windows(
     with torch.inference_mode():
         _run_timed(model, first, Passes())  # warms up, and its peak memory is that of the model alone
         passes.peak = peak_rss()
-        other = None if reference is None else _reference(reference, windows.length, vocabulary_size(model))
-        errors = LayerErrors(model, other) if measures.per_layer else None
+        loaded_reference = None if reference is None else _reference(reference, windows.length, vocabulary_size(model))
+        errors = LayerErrors(model, loaded_reference) if measures.per_layer else None
         for batch in (first, *batches):
-            _score(model, other, batch, passes, scores, errors)
+            _score(model, loaded_reference, batch, passes, scores, errors)
             progress.advance(batch.numel(), "windows")
     return passes, scores, [] if errors is None else errors.errors()
 

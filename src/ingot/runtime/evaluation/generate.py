@@ -129,13 +129,13 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
         use = None if load_options.kv_cache is None else caches[0].use()
     else:
         head = draft_head(load_options.path if draft.head is None else draft.head, model)
-        done = DRAFT_DECODERS[EAGLE].speculate(
+        speculated = DRAFT_DECODERS[EAGLE].speculate(
             model, tokens, max_tokens, lambda new: new[-1] in ends, head, draft.tokens
         )
-        new_tokens = done.tokens
-        first_seconds = done.first_seconds
-        rest_seconds = done.rest_seconds
-        drafted = _drafted(done)
+        new_tokens = speculated.tokens
+        first_seconds = speculated.first_seconds
+        rest_seconds = speculated.rest_seconds
+        drafted = _drafted(speculated)
         use = None
     text = tokenizer.decode([token for token in new_tokens if token not in ends], skip_special_tokens=True)
     return Generated(
@@ -171,23 +171,23 @@ def draft_head(path: AnyPath, model: Any) -> Any:
         return DRAFT_DECODERS[EAGLE].head(checkpoint if carried is None else carried, model, draft_config)
 
 
-def _drafted(done: Any) -> Drafted:
+def _drafted(speculated: Any) -> Drafted:
     """Return the figures of a speculative generation."""
-    seconds_alone = median(done.single_seconds) if done.single_seconds else None
-    tokens_after_first = len(done.tokens) - 1
-    accepted = sum(done.accepted)
+    seconds_alone = median(speculated.single_seconds) if speculated.single_seconds else None
+    tokens_after_first = len(speculated.tokens) - 1
+    accepted = sum(speculated.accepted)
     speed_up = None
-    if seconds_alone and tokens_after_first and done.rest_seconds > 0:
-        speed_up = tokens_after_first * seconds_alone / done.rest_seconds
+    if seconds_alone and tokens_after_first and speculated.rest_seconds > 0:
+        speed_up = tokens_after_first * seconds_alone / speculated.rest_seconds
     return Drafted(
-        passes=len(done.accepted),
-        proposed=done.proposed,
+        passes=len(speculated.accepted),
+        proposed=speculated.proposed,
         accepted=accepted,
-        accepted_lengths=tuple(done.accepted),
-        tokens_per_pass=1 + accepted / len(done.accepted) if done.accepted else None,
+        accepted_lengths=tuple(speculated.accepted),
+        tokens_per_pass=1 + accepted / len(speculated.accepted) if speculated.accepted else None,
         seconds_alone=seconds_alone,
         speed_up=speed_up,
-        dropped=done.dropped,
+        dropped=speculated.dropped,
     )
 
 

@@ -143,7 +143,7 @@ def _install(model: torch.nn.Module, name: str, terms: Sequence[Term], active: _
     module = model.get_submodule(path)
     low_ranks = [item for term in terms for item in term.changes if isinstance(item, LowRank)]
     count = sum(len(term.changes) for term in terms)
-    beside = (
+    fits_hook = (
         parameter_name == "weight" and len(low_ranks) == count and all(len(item.a.shape) == 2 for item in low_ranks)
     )
     if fits_hook and _is_embedding(module) and not any(item.magnitude for item in low_ranks):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from ingot.artifacts.adapter_files import adapter_in
-from ingot.artifacts.companions import has_model_metadata
+from ingot.artifacts.companions import companion_config, has_model_metadata
 from ingot.artifacts.open import detect, find, open_in_store
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.errors import IngotError, UnsupportedError
@@ -77,11 +78,11 @@ def resolve(
     """
     location = Location.parse(path)
     store, name = find(location)
-    other = None if model_dir is None else Location.parse(model_dir)
-    folder = store if other is None else model_folder(other)
+    model_location = None if model_dir is None else Location.parse(model_dir)
+    folder = store if model_location is None else model_folder(model_location)
     preparer = None if name else preparer_for(store)
     if preparer is not None:
-        prepared = preparer.prepare(location, LoadRequest(runtime, keep_packed, cache, dtype, other))
+        prepared = preparer.prepare(location, LoadRequest(runtime, keep_packed, cache, dtype, model_location))
         opened = open_checkpoint(prepared.location, verify=verify)
         prepared_at = Location.parse(prepared.location)
         return ModelSource(opened, prepared_at, folder, folder.location, prepared.tier, prepared.why)
@@ -92,6 +93,8 @@ def resolve(
         checkpoint.close()
         raise adapter.refusal(checkpoint.location)
     if not has_model_metadata(checkpoint.format):
+        if runtime == "torch":
+            checkpoint = _from_mlx_folder(checkpoint)
         return ModelSource(checkpoint, location, folder, folder.location, "as stored", why)
     try:
         translated = _translated(checkpoint)
@@ -105,6 +108,21 @@ def resolve(
         return ModelSource(translated.checkpoint, location, folder, folder.location, "as stored", explanation)
     files = _files(translated.checkpoint) or folder
     return ModelSource(translated.checkpoint, location, files, location.display, "as stored", explanation)
+
+
+def _from_mlx_folder(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint of a folder for mlx_lm with transformers' tensors; other checkpoints are unchanged."""
+    if "mlx" not in (checkpoint.format, checkpoint.metadata.get("format")) or CONFIG not in checkpoint.companions:
+        return checkpoint
+    from ingot.translate.mlx_tensors import from_mlx
+    from ingot.translate.split_tensors import experts_for_format
+
+    try:
+        config = companion_config(checkpoint.companions, "companions.config")
+        return from_mlx(checkpoint, config).then(partial(experts_for_format, format="safetensors")).checkpoint
+    except BaseException:
+        checkpoint.close()
+        raise
 
 
 def _translated(checkpoint: Checkpoint) -> View | None:

@@ -2,6 +2,7 @@
 
 A folder may contain a model in several variants, such as the tiers of a Squish directory. A preparer recognizes its
 folders and returns the variant that suits a request. Entry points in the group ``ingot.model_preparers`` register
+preparers.
 """
 
 from __future__ import annotations

@@ -120,15 +120,17 @@ def load(options: LoadOptions, overrides: ModelOverrides) -> Any:
     with ExitStack() as stack:
         checkpoint = stack.enter_context(source.checkpoint)
         try:
-            model, done = _run(source, options, meter, overrides)
+            model, facts = _run(source, options, meter, overrides)
         except IngotError as error:
-            raise error if checkpoint.location in (error.where or "") else error.at(checkpoint.location) from None
-        if done.get("streamed"):
+            raise (
+                error if checkpoint.location in (error.where or "") else error.add_location(checkpoint.location)
+            ) from None
+        if facts.get("streamed"):
             stack.pop_all()  # the model keeps reading; its files are closed when it is deleted
     if options.adapters:
         require("ingot.runtime.layers.adapters", EXTRA).use_adapters(model, options.adapters)
     if options.report is not None:
-        options.report(LoadReport(Location.parse(options.path).display, **{**done, **meter.measured()}))
+        options.report(LoadReport(Location.parse(options.path).display, **{**facts, **meter.measured()}))
     return model
 
 
@@ -174,10 +176,10 @@ def _run(
         torch = require("torch", EXTRA)
         require("transformers", EXTRA)
     plan = _Plan(replace(options, device=_device(torch, options.device)), overrides, packed)
-    model, done = _load(torch, source, plan, meter)
+    model, facts = _load(torch, source, plan, meter)
     if choice is not None:
-        done |= {"why": f"{done['why']}; {choice.describe()}", "dispatch": choice}
-    return model, done
+        facts |= {"why": f"{facts['why']}; {choice.describe()}", "dispatch": choice}
+    return model, facts
 
 
 def _package(source: ModelSource, choice: Dispatch) -> tuple[Any, dict[str, Any]]:

@@ -70,7 +70,7 @@ def build(
         raise FormatError(
             "model.config", f"transformers cannot build {model_cls.__name__} from it: {one_line(error)}", where=location
         ) from error
-    if not checks.done:
+    if not checks.have_run:
         raise UnsupportedError(
             f"expected a transformers whose loading Ingot can check, found {version()}, which may have made up missing "
             "weights; install a release that Ingot's extra 'transformers' names",
@@ -83,12 +83,12 @@ def build(
 
 @dataclass
 class _Checks:
-    """Checks that run when all weights are loaded. ``done`` becomes true when transformers has called them."""
+    """Checks that run when all weights are loaded. ``have_run`` becomes true when transformers has called them."""
 
     loading: Loading
     strict: bool
     location: str
-    done: bool = False
+    have_run: bool = False
 
     def __call__(self, model: Any, info: Any) -> None:
         if self.loading.failures:
@@ -99,7 +99,7 @@ class _Checks:
         if self.strict:
             _check_unexpected(model, info, self.location)
         _check_buffers(model)
-        self.done = True
+        self.have_run = True
 
 
 def _with_check(model_cls: Any, check: Callable[[Any, Any], None]) -> Any:

@@ -94,11 +94,11 @@ def _tokenizer_in(folder: Store, location: str, add_bos_token: bool | None) -> A
         ) from error
     require_vocabulary(tokenizer, folder, location)
     if stored:
-        other = _chosen_by_transformers(folder, options)
-        if other is not None and not same_tokens(other, tokenizer):
+        alternative = _chosen_by_transformers(folder, options)
+        if alternative is not None and not same_tokens(alternative, tokenizer):
             warnings.warn(
-                f"{printable(location)}: transformers uses {type(other).__name__} for this model, whose tokens differ "
-                f"from those of {_FILE}; Ingot uses {_FILE}",
+                f"{printable(location)}: transformers uses {type(alternative).__name__} for this model, whose tokens "
+                f"differ from those of {_FILE}; Ingot uses {_FILE}",
                 stacklevel=2,
             )
     return tokenizer

@@ -42,7 +42,7 @@ _SHOWN_RULES = 2
 
 
 class _TooLongError(Exception):
-    """Ends a calibration that does not fit the time."""
+    """Raised to end a calibration that would exceed the time limit."""
 
 
 @takes(QuantizeOptions, "quantize")
@@ -194,9 +194,9 @@ def _require_new(options: QuantizeOptions) -> None:
 
 
 def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
-    """Refuse a model that lacks what the program needs, or that is quantized already.
+    """Refuse a model that is quantized already, or that lacks files or keys that the runtime needs.
 
-    A quantized model is refused with the command that moves its numbers.
+    The error for a quantized model names the command that converts its format instead.
     """
     model = Location.parse(options.model)
     source = open_source(model)
@@ -250,7 +250,7 @@ def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
 
 
 def _require_statistics(text: str) -> None:
-    """Refuse a mode that is misspelled, before work begins."""
+    """Refuse a value of ``--calibration`` that is neither a mode nor an existing file of statistics."""
     try:
         Location.parse(text).find()
     except UsageError as error:
@@ -318,7 +318,10 @@ def _convert_options(
 def _statistics(
     options: QuantizeOptions, chosen: Chosen, mode: str, rounding: Mapping[str, tuple[float, int]]
 ) -> tuple[str, Statistics | None, str]:
-    """Announce the estimate and return the mode that fits, the statistics, and a text on what was used."""
+    """Announce the estimated time and memory, and collect or open the statistics.
+
+    Returns the calibration mode that was used, its statistics (None for mode ``none``), and a text for the report.
+    """
     if mode == NONE:
         seconds, memory = rounding[NONE]
         _announce(options, Estimate(NONE, 0.0, seconds, memory))

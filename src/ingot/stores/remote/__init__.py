@@ -1,1 +1,2 @@
-"""Object stores, web servers and the Hugging Face Hub: bytes asked for by ranges, of one version of a file."""
+"""Stores on other machines: object stores, web servers and the Hugging Face Hub, whose files are read by ranges of one
+version."""

@@ -122,8 +122,8 @@ class RemoteStaging(Staging):
             old = {name for name in self._target.tree() if not name.endswith("/")}
             ranks = {name: _rank(name) for name in sorted(old - self._uploaded)}
             self._delete(name for name in ranks if ranks[name] == max(ranks.values()))
-            taken = [name for name in names if name in self._taken]  # neither companions nor index: any order is safe
-            for _ in ordered(lambda name: self._put(name, uploaded), taken, min(len(taken), _COPYING)):
+            copied = [name for name in names if name in self._taken]  # neither companions nor index: any order is safe
+            for _ in ordered(lambda name: self._put(name, uploaded), copied, min(len(copied), _COPYING)):
                 pass
             staged = sorted((name for name in names if name not in self._taken), key=_rank)
             for name in staged[:-1]:
@@ -161,8 +161,8 @@ class RemoteStaging(Staging):
         """Upload one file, unless an earlier run did and the object is unchanged."""
         path = self.files / name
         key = self._key(name)
-        taken = self._taken.get(name)
-        state = [path.stat().st_size, _digest(path) if taken is None else taken]
+        source_key = self._taken.get(name)
+        state = [path.stat().st_size, _digest(path) if source_key is None else source_key]
         if name in uploaded and uploaded[name][:2] == state:
             try:
                 now = self._client.state(key)
@@ -170,10 +170,10 @@ class RemoteStaging(Staging):
                     return
             except UsageError:  # gone
                 pass
-        if taken is None:
+        if source_key is None:
             self._client.put(key, path)
         else:
-            self._client.copy(taken, key)
+            self._client.copy(source_key, key)
         now = self._client.state(key)
         if now.size != state[0]:
             raise IntegrityError(

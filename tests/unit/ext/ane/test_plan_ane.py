@@ -199,7 +199,7 @@ def test_zeros_that_are_there_make_a_sparse_form(tmp_path: Path) -> None:
     values[:, 2] = -0.0  # a bit is set: kept
     ingot.save(tmp_path / "z.safetensors", {"mlp.weight": values})
     found = suggest(tmp_path / "z.safetensors", "m1", tmp_path / "z.toml", 1e-9)
-    assert [pick.way for pick in found.picks] == ["sparse, zeros as they are"]
+    assert [pick.candidate for pick in found.picks] == ["sparse, zeros as they are"]
     ingot.convert(tmp_path / "z.safetensors", tmp_path / "z.zt", str(tmp_path / "z.toml"))
     with ingot.open(tmp_path / "z.zt") as stored:
         np.testing.assert_array_equal(stored["mlp.weight"].numpy(), values)
@@ -208,7 +208,7 @@ def test_zeros_that_are_there_make_a_sparse_form(tmp_path: Path) -> None:
 
 def test_what_is_lossy_already_stays(model: Path, tmp_path: Path) -> None:
     found = suggest(model, "m1", tmp_path / "x.toml", 0.2)
-    ways = {pick.name.split(".")[3]: pick.way for pick in found.picks if pick.name.startswith("layers.0")}
+    ways = {pick.name.split(".")[3]: pick.candidate for pick in found.picks if pick.name.startswith("layers.0")}
     assert ways["i8"] == ways["p4"] == UNCHANGED
     assert ways["plain"] != UNCHANGED
 
@@ -364,7 +364,7 @@ def test_a_package_is_suggested_only_what_its_program_can_have(tmp_path: Path, o
     ingot.save(tmp_path / "m.safetensors", {"a.weight": weight})
     extract_layer(tmp_path / "m.safetensors", "a.weight", tmp_path / "a.mlpackage", opset=opset)
     found = suggest(tmp_path / "a.mlpackage", "m4", tmp_path / "x.toml", 0.2)
-    assert [pick.way for pick in found.picks] == [way]
+    assert [pick.candidate for pick in found.picks] == [way]
     assert (
         ingot.convert(tmp_path / "a.mlpackage", tmp_path / "b.mlpackage", tmp_path / "x.toml").actions["encoded"] == 1
     )

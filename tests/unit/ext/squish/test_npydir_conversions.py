@@ -103,7 +103,7 @@ class StopHereError(Exception):
 @pytest.mark.parametrize("fraction", [0.0, 0.4, 0.9])
 def test_resumed_directories_are_the_same(source: Path, tmp_path: Path, fraction: float) -> None:
     def stop(event: ProgressEvent) -> None:
-        if event.done > fraction * event.total:
+        if event.processed > fraction * event.total:
             raise StopHereError
 
     ingot.convert(source, tmp_path / "whole", "int8", "npydir")

@@ -113,7 +113,7 @@ def test_odd_columns_stay_at_eight_bits(tmp_path: Path) -> None:
     ingot.save(tmp_path / "a.safetensors", tensors)
     ingot.convert(tmp_path / "a.safetensors", tmp_path / "squish", "int8", "npydir")
     report = add_int4(tmp_path / "squish")
-    assert (report.kept, len(report.converted)) == (["layers.0.mlp.a"], 2)
+    assert (report.unchanged, len(report.converted)) == (["layers.0.mlp.a"], 2)
     with ingot.open(tmp_path / "squish") as checkpoint:
         assert [checkpoint[name].params.get("group_size") for name in shapes] == [None, 4, 32]
     assert np.load(tmp_path / "squish" / "tensors" / "layers__0__mlp__b__s4a.npy").shape == (64, 17)

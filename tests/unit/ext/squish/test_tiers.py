@@ -41,7 +41,7 @@ def make_directory(folder: Path, seed: int = 0) -> Path:
     source = folder.with_name(folder.name + "-source")
     source.mkdir()
     ingot.save(source / "model.safetensors", weights(seed))
-    (source / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (source / "config.json").write_text(json.dumps({"model_type": "llama", "model_file": "llama.py"}))
     ingot.convert(source, folder, "int8", "npydir")
     return folder
 

@@ -52,14 +52,14 @@ def test_a_tier_of_four_bit_arrays_has_their_values(squish, options, drop):
     add_int4(squish, drop_int8=drop, **options)
     report = build(squish, "4bit")
     assert same(values(report.path), values(squish))
-    assert (report.kept, report.requantized) == (len(NAMES), 0)
+    assert (report.exact, report.requantized) == (len(NAMES), 0)
     with ingot.open(report.path) as checkpoint:
         assert sum(tensor.params.get("bits") == 4 for tensor in checkpoint.values()) == MATRICES
 
 
 def test_arrays_of_more_bits_are_quantized_as_the_recipe_says(squish):
     report = build(squish, "4bit")
-    assert (report.kept, report.requantized) == (0, 0)
+    assert (report.exact, report.requantized) == (0, 0)
     assert not same(values(report.path), values(squish))
 
 

@@ -75,7 +75,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     source = model(tmp_path / "model")
 
     def stop(event: ingot.ProgressEvent) -> None:
-        if event.done > event.total / 2:
+        if event.processed > event.total / 2:
             raise KeyboardInterrupt
 
     out = tmp_path / "a.mlpackage"

@@ -268,7 +268,7 @@ def test_a_run_that_was_stopped_is_continued_to_the_same_bytes(tmp_path: Path, o
     source = put(tmp_path / "a.mlpackage", made.files())
 
     def stop(event: ingot.ProgressEvent) -> None:
-        if event.done > event.total / 2:
+        if event.processed > event.total / 2:
             raise KeyboardInterrupt
 
     out = tmp_path / "b.mlpackage"
@@ -293,7 +293,7 @@ def test_metadata_that_did_not_reach_the_disk_is_written_again(tmp_path: Path) -
     source, out = put(tmp_path / "a.mlpackage", made.files()), tmp_path / "b.mlpackage"
 
     def stop(event: ingot.ProgressEvent) -> None:
-        if event.done > event.total / 2:
+        if event.processed > event.total / 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

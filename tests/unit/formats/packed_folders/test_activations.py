@@ -60,7 +60,9 @@ def folder(path: Path, entries: Mapping[str, Array], quantization: dict[str, Any
     ingot_entries = {**DENSE, **entries}
     path.mkdir()
     ingot.save(path / "model.safetensors", ingot_entries)
-    (path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": quantization}))
+    (path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "model_file": "llama.py", "quantization_config": quantization})
+    )
     return path
 
 

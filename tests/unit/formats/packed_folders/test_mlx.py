@@ -205,7 +205,7 @@ def test_config_is_merged_on_the_way_in_and_cleaned_on_the_way_out(tmp_path: Any
     source.mkdir()
     weights = {f"{LAYER}.down_proj.weight": np.ones((4, 64), np.float32), "model.norm.weight": np.ones(4, np.float32)}
     ingot.save(source / "model.safetensors", weights)
-    (source / "config.json").write_text('{"model_type": "llama", "x": 1}')
+    (source / "config.json").write_text('{"model_type": "llama", "model_file": "llama.py", "x": 1}')
     with prepare(source, tmp_path / "mlx", "mlx-4bit", "mlx") as prepared:
         planned = prepared.plan.size
     assert ingot.convert(source, tmp_path / "mlx", "mlx-4bit", format="mlx").size == planned
@@ -216,7 +216,11 @@ def test_config_is_merged_on_the_way_in_and_cleaned_on_the_way_out(tmp_path: Any
         assert checkpoint.format == "mlx"
         assert np.array_equal(checkpoint[f"{LAYER}.down_proj.weight"].numpy(), weights[f"{LAYER}.down_proj.weight"])
     ingot.convert(tmp_path / "mlx", tmp_path / "back", format="safetensors")
-    assert json.loads((tmp_path / "back" / "config.json").read_text()) == {"model_type": "llama", "x": 1}
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == {
+        "model_type": "llama",
+        "model_file": "llama.py",
+        "x": 1,
+    }
     with ingot.open(tmp_path / "back") as checkpoint:
         assert checkpoint.format == "safetensors"
     ingot.convert(tmp_path / "mlx", tmp_path / "model.zt")  # the same integers

@@ -42,7 +42,7 @@ class Contradiction:
     key: str
     about: str
     sides: tuple[str, ...]
-    taken: str
+    used_claim: str
     keys: tuple[str, ...]
 
 
@@ -203,7 +203,7 @@ def load_chip(name: str) -> Chip:
 def contradictions() -> Mapping[str, Contradiction]:
     """Return the known contradictions by their keys."""
     return {
-        key: Contradiction(key, row["about"], tuple(row["sides"]), row["taken"], tuple(row["keys"]))
+        key: Contradiction(key, row["about"], tuple(row["sides"]), row["used_claim"], tuple(row["keys"]))
         for key, row in data("contradictions").items()
     }
 

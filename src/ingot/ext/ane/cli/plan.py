@@ -140,7 +140,7 @@ def _print_contradictions(plan: ChipPlan) -> None:
     for item in plan.contradictions:
         if item.key in concerned:
             keys = ", ".join(item.keys) or "nothing here depends on it"
-            line(f"  ! {item.about}: {' / '.join(item.sides)}. Taken: {item.taken}. --assume: {keys}")
+            line(f"  ! {item.about}: {' / '.join(item.sides)}. Used: {item.used_claim}. --assume: {keys}")
     unused = [item.key for item in plan.contradictions if item.key not in concerned]
     if unused:
         line(f"  !       sources also disagree about forms not used here: {', '.join(unused)}; --json has the sides")

@@ -306,7 +306,8 @@ def _assemble(weight: KernelWeight, header: Header, contents: dict[str, bytes]) 
 
 
 def _section_fields(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, int]]:
-    """Return count, type number and bits of each section; claim B25 lists these fields of the descriptor."""
+    """Return the count, the type number and the bits of each section, as the task descriptor has them (claim B25 of
+    ``spec/ane.md``)."""
     channels = weight.shape[0]
     code = weight.kernel_format
     palette = weight.codebooks is not None

@@ -122,13 +122,13 @@ def list_arrays(store: Store) -> tuple[dict[str, Group], list[str]]:
                 where=f"{folder}/{links[0]}" if folder else links[0],
             )
     groups: dict[str, Group] = {}
-    others: list[str] = []
+    other_files: list[str] = []
     for name in listings[FOLDER].files:
         if name.startswith("."):
             continue
         stem, compression = _stem(name)
         if stem is None:
-            others.append(name)
+            other_files.append(name)
             continue
         key, underscores, suffix = stem.rpartition("__")
         if not underscores or not (suffix in READ_SUFFIXES or foreign_form(suffix)):
@@ -138,7 +138,7 @@ def list_arrays(store: Store) -> tuple[dict[str, Group], list[str]]:
             group.paths.setdefault(suffix, f"{FOLDER}/{name}")  # names are sorted: the uncompressed file comes first
         else:
             group.foreign[f"{suffix}{compression}"] = foreign_form(suffix) or "compressed with brotli"
-    return groups, others
+    return groups, other_files
 
 
 def extra_file(location: str, description: str) -> FormatError:

@@ -89,10 +89,10 @@ def require_distinct(names: Iterable[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         folded = unicodedata.normalize("NFC", safe_key(name)).casefold()
-        other = seen.setdefault(folded, name)
-        if other != name:
+        first = seen.setdefault(folded, name)
+        if first != name:
             raise UnsupportedError(
-                f"{other!r} and {name!r} would be stored in files of the same name ('.' becomes '__', and some file "
+                f"{first!r} and {name!r} would be stored in files of the same name ('.' becomes '__', and some file "
                 "systems fold case): rename one, or choose another format",
                 rule="npydir.collision",
                 where=name,

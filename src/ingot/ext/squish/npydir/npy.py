@@ -102,7 +102,7 @@ def parse(head: bytes, location: str) -> NpyHeader:
     try:
         return _parse(head)
     except IngotError as error:
-        raise error.at(location) from None
+        raise error.add_location(location) from None
 
 
 @lru_cache(maxsize=1024)

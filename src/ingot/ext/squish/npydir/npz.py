@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
 
 from ingot.core.files.archive import Archive
 from ingot.core.files.archive_members import Member
-from ingot.errors import FormatError, UnsupportedError
+from ingot.errors import FormatError
 from ingot.ext.squish.npydir.names import FOLDER, MANIFEST, READY
 from ingot.ext.squish.npydir.reader import read_catalog
-from ingot.formats.base import Catalog, Format, WriteOptions
-from ingot.model.artifact import Artifact
-from ingot.model.bytesource import ByteSource, MemorySource, Target
-from ingot.model.spec import TensorSpec
+from ingot.formats.base import Catalog, ReadOnlyFormat
+from ingot.model.bytesource import ByteSource, MemorySource
 from ingot.model.store import Listing, Store
 
 SUFFIX = ".npz"
@@ -33,12 +30,14 @@ def manifest_names(name: str) -> tuple[str, str]:
     return f"{stem}_{MANIFEST}", stem
 
 
-class NpzFormat(Format):
+class NpzFormat(ReadOnlyFormat):
     """Format of a Squish directory's arrays as members of a zip archive that ``numpy.savez_compressed`` wrote."""
 
     name = "npz"
     suffixes: tuple[str, ...] = (SUFFIX,)
     summary = "squish's older container: .npz and a separate manifest; read only"
+    why_read_only = _WHY
+    read_only_rule = "npz.read-only"
 
     def claims(self, name: str, head: bytes) -> bool:
         """Return whether the file is a zip archive with the suffix ``.npz``."""
@@ -48,16 +47,12 @@ class NpzFormat(Format):
         """Return the first archive whose manifest is in the same folder; None if there is none."""
         return next((name for name in names if name.endswith(SUFFIX) and set(manifest_names(name)) & set(names)), None)
 
-    def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return the reason why no tensor can be stored: the format has no writer."""
-        return _WHY
-
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Return the archive's tensors, after a check of its directory, its manifest and the header of every array.
 
         Raises ``FormatError`` ``npz.manifest``, and errors with the rules of spec/npydir.md and ``archive.*``.
         """
-        manifest = next((other for other in manifest_names(name) if store.exists(other)), None)
+        manifest = next((candidate for candidate in manifest_names(name) if store.exists(candidate)), None)
         if manifest is None:
             raise FormatError(
                 "npz.manifest",
@@ -74,22 +69,6 @@ class NpzFormat(Format):
         heads = b"".join(head for key, head in sorted(catalog.headers.items()) if key != MANIFEST)
         headers = {name: heads, manifest: catalog.headers[MANIFEST]}
         return replace(catalog, headers=headers, sources=(*catalog.sources, source), notes=catalog.notes)
-
-    def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an empty mapping: the format cannot store metadata."""
-        return {}
-
-    def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Raise ``UnsupportedError`` ``npz.read-only``: the format has no writer."""
-        _refuse()
-
-    def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NoReturn:
-        """Raise ``UnsupportedError`` ``npz.read-only``: the format has no writer."""
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise UnsupportedError(_WHY, rule="npz.read-only")
 
 
 class _Members(Store):

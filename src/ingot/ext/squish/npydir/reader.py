@@ -59,7 +59,7 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
     _require_finished(store)
     raw = store.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")
     with gc_paused():
-        groups, others = list_arrays(store)
+        groups, other_files = list_arrays(store)
         _require_files(len(raw), len(groups))
         pairs = parse_manifest(raw, groups, MANIFEST)
         reading = _Reading(store, verify, store.exists(INT4_READY), {MANIFEST: raw})
@@ -95,7 +95,7 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
         metadata=sidecar.metadata if sidecar else {},
         headers=reading.headers,
         sources=tuple(reading.sources),
-        notes=tuple(_notes(others, reading)),
+        notes=tuple(_notes(other_files, reading)),
         remarks=() if marked else (unmarked,),  # section 4 of squish's document does not mention the sentinel
         manifest_digest=sidecar is not None and sidecar.digest is not None,
     )
@@ -108,15 +108,15 @@ def _require_finished(store: Store) -> None:
         return
     raw = store.read(PROGRESS, _MAX_PROGRESS, "npydir.progress")
     progress = strict_json(raw, "npydir.progress", "npydir.progress", PROGRESS)
-    done = progress.get("completed_shards")
+    completed = progress.get("completed_shards")
     total = progress.get("total_shards")
-    if not isinstance(done, list) or not isinstance(total, int) or isinstance(total, bool):
+    if not isinstance(completed, list) or not isinstance(total, int) or isinstance(total, bool):
         raise FormatError("npydir.progress", "expected completed_shards and total_shards, found others", where=PROGRESS)
-    if len(done) < total:
+    if len(completed) < total:
         raise FormatError(
             "npydir.unfinished",
-            f"expected all {total} shards of the model, found {len(done)}: squish was interrupted; let it compress the "
-            "model again",
+            f"expected all {total} shards of the model, found {len(completed)}: squish was interrupted; let it "
+            "compress the model again",
             where=PROGRESS,
         )
 
@@ -149,9 +149,9 @@ def _tensor(name: str, group: Group, entry: Entry | None, reading: _Reading) -> 
             )
     tensor = _read_form(name, storage, group, entry, reading)
     _check_sentinel(tensor, storage, group, reading)
-    for other in STORAGE_FORMS:
-        if other.in_group(group) and not set(other.suffixes) <= set(storage.suffixes):
-            _check_other(tensor, other, group, entry, reading)
+    for unused_form in STORAGE_FORMS:
+        if unused_form.in_group(group) and not set(unused_form.suffixes) <= set(storage.suffixes):
+            _check_other(tensor, unused_form, group, entry, reading)
     reading.unused += [f"{group.key}: {description}" for description in group.foreign.values()]
     return tensor
 
@@ -188,11 +188,11 @@ def _check_other(tensor: Tensor, other_form: StorageForm, group: Group, entry: E
     if any(suffix not in group.paths for suffix in other_form.suffixes):
         reading.unused.append(f"{group.key}: {other_form.name}, which lacks arrays")
         return
-    other = _read_form(tensor.name, other_form, group, entry, reading)
-    if other.shape != tensor.shape:
+    unused = _read_form(tensor.name, other_form, group, entry, reading)
+    if unused.shape != tensor.shape:
         raise FormatError(
             "npydir.forms-differ",
-            f"expected {list(tensor.shape)} as in the tensor's other form, found {list(other.shape)}",
+            f"expected {list(tensor.shape)} as in the tensor's other form, found {list(unused.shape)}",
             where=group.paths[other_form.suffixes[0]],
         )
 
@@ -244,10 +244,13 @@ def _sidecar(store: Store, pairs: Mapping[str, str], reading: _Reading) -> Sidec
     return sidecar
 
 
-def _notes(others: list[str], reading: _Reading) -> Iterator[tuple[str, str]]:
+def _notes(other_files: list[str], reading: _Reading) -> Iterator[tuple[str, str]]:
     """Yield notes: rule and message of each fact that is allowed but that the user should know."""
-    if others:
-        yield "npydir.other-file", f"{len(others)} files in {FOLDER}/ are not arrays, for example {others[0][:80]!r}"
+    if other_files:
+        yield (
+            "npydir.other-file",
+            f"{len(other_files)} files in {FOLDER}/ are not arrays, for example {other_files[0][:80]!r}",
+        )
     if reading.unused:
         yield (
             "npydir.unused-form",

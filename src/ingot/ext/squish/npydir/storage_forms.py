@@ -85,13 +85,13 @@ class NarrowedSource:
     def readinto(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` with the bytes that start at ``offset``."""
         target = np.frombuffer(out, np.uint8)
-        done = 0
-        while done < target.size:
-            first, skip = divmod(offset + done, self._item)
-            count = min(_CHUNK, -(-(target.size - done + skip) // self._item))
-            chunk = self._values(first, count)[skip : skip + target.size - done]
-            target[done : done + chunk.size] = chunk
-            done += chunk.size
+        filled = 0
+        while filled < target.size:
+            first, skip = divmod(offset + filled, self._item)
+            count = min(_CHUNK, -(-(target.size - filled + skip) // self._item))
+            chunk = self._values(first, count)[skip : skip + target.size - filled]
+            target[filled : filled + chunk.size] = chunk
+            filled += chunk.size
 
     def changed(self) -> bool:
         return self._source.changed()

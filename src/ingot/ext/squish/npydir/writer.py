@@ -192,7 +192,7 @@ def arrays_by_tensor(specs: Sequence[TensorSpec]) -> dict[str, tuple[ArraySpec, 
         try:
             arrays[spec.name] = arrays_of(spec)
         except UnsupportedError as error:
-            raise error.at(spec.name) from None
+            raise error.add_location(spec.name) from None
     require_distinct(arrays)
     return arrays
 

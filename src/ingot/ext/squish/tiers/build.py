@@ -44,7 +44,7 @@ class BuildReport(Reportable):
     """The tier after a build; ``built`` is False if it was complete before. ``nbytes`` is the size of its files.
 
     ``raised`` are the tensors that have more bits than the tier's name states; ``gate`` is the result of its gate.
-    ``kept`` is the number of tensors with the exact values of source arrays below 8 bits, ``requantized`` the number
+    ``exact`` is the number of tensors with the exact values of source arrays below 8 bits, ``requantized`` the number
     of tensors that were quantized again from such arrays.
     """
 
@@ -55,7 +55,7 @@ class BuildReport(Reportable):
     seconds: Seconds
     raised: tuple[str, ...] = ()
     gate: GateResult | None = None
-    kept: int = 0
+    exact: int = 0
     requantized: int = 0
 
     def report(self) -> Report:
@@ -64,7 +64,7 @@ class BuildReport(Reportable):
         lines = quality(self.raised, self.gate)
         if self.requantized:
             lines.append(f"{self.requantized} tensors below 8 bits were quantized again: their values changed")
-        elif self.kept:
+        elif self.exact:
             lines.append("the values equal those of the arrays")
         figures = [*figures_of(self), Figure("quality", lines, "texts", data=False)]
         return Report(

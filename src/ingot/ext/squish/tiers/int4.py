@@ -53,10 +53,10 @@ _INT8 = ("q", "s")
 class Int4Report(Reportable):
     """The result of ``add_int4``.
 
-    ``converted`` are the tensors that got a four-bit form now; ``kept`` are those that stay at eight bits, because no
-    group size divides their columns. ``int8_bytes`` and ``int4_bytes`` are the sizes of the files of the tensors with
-    both forms; ``dropped`` says whether their eight-bit files were removed. ``resumed`` is the number of tensors that
-    an interrupted run had written.
+    ``converted`` are the tensors that got a four-bit form now; ``unchanged`` are those that stay at eight bits, because
+    no group size divides their columns. ``int8_bytes`` and ``int4_bytes`` are the sizes of the files of the tensors
+    with both forms; ``dropped`` is whether their eight-bit files were removed. ``resumed`` is the number of tensors
+    that an interrupted run had written.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Int4Report(Reportable):
     group: int
     scales: str
     converted: list[str]
-    kept: list[str]
+    unchanged: list[str]
     int8_bytes: Bytes
     int4_bytes: Bytes
     dropped: bool
@@ -81,7 +81,7 @@ class Int4Report(Reportable):
         figures = [
             *figures_of(self, "savings_pct"),
             Figure("count", len(self.converted), "count", data=False),
-            Figure("stay", len(self.kept), "count", data=False),
+            Figure("stay", len(self.unchanged), "count", data=False),
             Figure("less", self.savings_pct / 100, "ratio", data=False),
         ]
         gone = ", eight bits removed" if self.dropped else ""

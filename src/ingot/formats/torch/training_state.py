@@ -1,0 +1,59 @@
+"""Which entries of a trainer's checkpoint are weights, and under which names; the others are its training state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+_HOLDERS = ("app", "state_dict", "model_state_dict", "model", "module")
+"""Keys under which trainers save the state dict of the model. They are no part of a tensor's name."""
+_TRAINING = (
+    *("optimizer", "optim", "optimizers", "optimizer_state", "optimizer_states", "optimizer_state_dict", "optim_state"),
+    *("lr_scheduler", "lr_schedulers", "scheduler", "opt_param_scheduler", "dataloader", "train_state", "rng_state"),
+    *("rng_states", "trainer", "callbacks", "loops", "scaler", "grad_scaler", "ema", "rerun_state_machine"),
+)
+"""First keys of what is no weight of the model."""
+
+
+class TrainingState:
+    """The entries of a checkpoint by purpose.
+
+    ``weights`` maps keys of entries to names of tensors; ``training`` are the keys of all other entries.
+
+    Parameters
+    ----------
+    paths : mapping of str to tuple of str
+        The path of keys of each entry in the nested state dict that was saved.
+    """
+
+    def __init__(self, paths: Mapping[str, tuple[str, ...]]) -> None:
+        self.weights: dict[str, str] = {}
+        self.training: list[str] = []
+        inner = {key: _without_holders(path) for key, path in paths.items()}
+        for key, path in inner.items():
+            if _is_training(path):
+                self.training.append(key)
+            else:
+                self.weights[key] = ".".join(path)
+
+    def remarks(self, location: str, tensors: Collection[str], other_values: int) -> list[tuple[str, str]]:
+        """Return the remarks on what is left out of the weights: ``tensors`` of the training state, other values."""
+        parts = []
+        if tensors:
+            first = ", ".join(sorted(tensors)[:3])
+            parts.append(f"{len(tensors)} entries of the optimizer or of the trainer ({first}, ...)"[:300])
+        if other_values:
+            parts.append(f"{other_values} values that are no tensors, such as counters")
+        return [("torchfile.left-out", f"{location} also contains {' and '.join(parts)}: left out")] if parts else []
+
+
+def _without_holders(path: tuple[str, ...]) -> tuple[str, ...]:
+    while len(path) > 1 and path[0] in _HOLDERS and not _is_training(path):
+        path = path[1:]
+    return path
+
+
+def _is_training(path: tuple[str, ...]) -> bool:
+    first, _, remaining = path[0].partition(".")
+    is_named = first in _TRAINING and (bool(remaining) or len(path) > 1 or first != "ema")
+    is_chained = first.startswith("chained_") or (first == "optimizer" and not remaining)
+    return is_named or is_chained

@@ -1,0 +1,148 @@
+"""Tiny models of transformers' classes become GGUF files with the names of the package gguf, and come back.
+
+`make families` compares all of them with llama.cpp.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.errors import UnsupportedError
+from ingot.translate.families import FAMILIES, refusal_reasons
+from ingot.translate.unsupported_families import unknown_gguf_names
+from tests.support import model_folder
+from tests.support.tiny_models import SETTINGS, write_model
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+FEW = ("gpt2", "gpt_neox", "stablelm", "granitemoehybrid", "mamba2", "lfm2_moe", "ernie4_5_moe")
+"""Families whose records together use every transform that a record uses."""
+ROUNDED = (".A_log",)
+
+
+def values(path: Path) -> dict[str, Any]:
+    with ingot.open(path) as checkpoint:
+        return {name: tensor.numpy() for name, tensor in checkpoint.items()}
+
+
+def test_each_family_has_a_tiny_model() -> None:
+    assert set(SETTINGS) == set(FAMILIES)
+    assert not set(refusal_reasons()) & set(FAMILIES)
+
+
+def test_the_few_families_use_every_transform() -> None:
+    used = {step.transform for family in FAMILIES.values() for step in family.steps}
+    assert used == {step.transform for name in FEW for step in FAMILIES[name].steps}
+
+
+@pytest.mark.parametrize("model_type", FEW)
+def test_a_family_has_the_names_of_the_package_and_comes_back(model_type: str, tmp_path: Path) -> None:
+    write_model(model_type, tmp_path / "m")
+    ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    with ingot.open(tmp_path / "x.gguf") as checkpoint:
+        assert checkpoint.metadata["general.architecture"] == FAMILIES[model_type].arch
+        assert not unknown_gguf_names(checkpoint.metadata, checkpoint)
+    ingot.convert(tmp_path / "x.gguf", tmp_path / "back", format="safetensors")
+    before, after = values(tmp_path / "m"), values(tmp_path / "back")
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        if name.endswith(ROUNDED):
+            assert np.allclose(after[name], array, rtol=0, atol=1e-6)
+        else:
+            assert np.array_equal(after[name], array), name
+
+
+def test_packed_rows_splits_and_stacks_are_moved_without_decoding(tmp_path: Path) -> None:
+    write_model("granitemoe", tmp_path / "m")
+    options = '{ bits = 4, group = 32, scales = "f16", signed = false, zero_point = 8 }'
+    rule = f'match = ["*_proj.weight", "*_linear.weight"]\ncodec = "affine"\noptions = {options}'
+    (tmp_path / "r.toml").write_text(f'name = "n"\ndescription = "n"\n[[rules]]\nlabel = "n"\n{rule}\n')
+    ingot.convert(tmp_path / "m", tmp_path / "q", tmp_path / "r.toml", format="zt")
+    report = ingot.convert(tmp_path / "q", tmp_path / "x.gguf")
+    assert "decoded" not in report.actions
+    with ingot.open(tmp_path / "q") as packed, ingot.open(tmp_path / "x.gguf") as file:
+        experts = packed["model.layers.0.block_sparse_moe.input_linear.weight"].numpy("f32")
+        gate = file["blk.0.ffn_gate_exps.weight"]
+        assert gate.codec == "ggml_blocks"
+        assert np.array_equal(gate.numpy("f32"), experts[:, : experts.shape[1] // 2])
+
+
+def test_a_setting_that_llama_cpp_does_not_compute_is_refused(tmp_path: Path) -> None:
+    write_model("olmoe", tmp_path / "m")
+    config = (tmp_path / "m" / "config.json").read_text()
+    (tmp_path / "m" / "config.json").write_text(config.replace('"num_key_value_heads": 4', '"num_key_value_heads": 2'))
+    with pytest.raises(UnsupportedError, match="num_key_value_heads") as caught:
+        ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    assert caught.value.rule == "architecture.config"
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_a_family_is_refused_with_its_reason(tmp_path: Path) -> None:
+    source = model_folder.write(tmp_path / "m", {**model_folder.CONFIG, "model_type": "phimoe"})
+    with pytest.raises(UnsupportedError, match="sparse mixer") as caught:
+        ingot.convert(source, tmp_path / "x.gguf")
+    assert caught.value.rule == "architecture.unknown"
+
+
+def test_a_file_that_lacks_settings_is_refused_on_the_way_back(tmp_path: Path) -> None:
+    write_model("mamba", tmp_path / "m")
+    ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    with ingot.open(tmp_path / "x.gguf") as checkpoint:
+        metadata = {key: value for key, value in checkpoint.metadata.items() if "companion" not in key}
+        ingot.save(tmp_path / "y.gguf", dict(checkpoint), metadata)
+    with pytest.raises(UnsupportedError, match=r"config\.json") as caught:
+        ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")
+    assert caught.value.rule == "architecture.unknown"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "absent"),
+    [
+        ("gpt_neox", "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"),
+        ("gpt_neox", "gpt_neox.embed_in.weight"),
+        ("lfm2_moe", "model.embedding_norm.weight"),
+    ],
+)
+def test_a_model_that_lacks_a_tensor_is_refused(model_type: str, absent: str, tmp_path: Path) -> None:
+    write_model(model_type, tmp_path / "m")
+    tensors = {name: array for name, array in values(tmp_path / "m").items() if name != absent}
+    ingot.save(tmp_path / "m" / "model.safetensors", tensors, {"format": "pt"}, overwrite=True)
+    with pytest.raises(UnsupportedError, match=absent) as caught:
+        ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    assert caught.value.rule == "model.missing-tensor"
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_a_model_that_lacks_a_layer_is_refused(tmp_path: Path) -> None:
+    write_model("mamba2", tmp_path / "m")
+    tensors = {name: array for name, array in values(tmp_path / "m").items() if ".layers.1." not in name}
+    ingot.save(tmp_path / "m" / "model.safetensors", tensors, {"format": "pt"}, overwrite=True)
+    with pytest.raises(UnsupportedError, match=r"backbone\.layers\.1\.") as caught:
+        ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    assert caught.value.rule == "model.missing-tensor"
+
+
+def test_a_file_of_distilbert_without_its_config_is_not_taken_for_bert(tmp_path: Path) -> None:
+    write_model("distilbert", tmp_path / "m")
+    ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    reader = gguf.GGUFReader(tmp_path / "x.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "y.gguf", "bert")
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "ingot.", "general.architecture")) and field.types:
+            element = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=element)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedError, match="token_type_embeddings"):
+        ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")

@@ -1,0 +1,181 @@
+"""Compare tiny models of each family with llama.cpp, and write docs/families.md: ``make families``.
+
+Each model has two to five layers, a hidden size of 64 and random weights. It is converted to GGUF in f32, f16 and
+q4_0. llama.cpp (the package xllamacpp, found through PYTHONPATH) computes the logits of 16 tokens, and transformers the
+logits of the f32 model. The table states the largest difference. For q4_0 it states only that llama.cpp loads the file.
+The way back is compared tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import ingot
+from ingot.errors import IngotError
+from ingot.translate.families import FAMILIES, refusal_reasons
+from tests.support.tiny_models import ENCODERS, SETTINGS, write_model
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "tests" / "interop" / "llama_logits.py"
+PAGE = ROOT / "docs" / "families.md"
+PROMPT = [5, 9, 2, 30, 11, 7, 40, 200, 256, 31, 77, 3, 150, 99, 8, 61]
+TOLERANCE = 0.01
+WIDE = ("conv", "A_log", "router", "gate.weight", "gate.wg", "position", "norms", "shared_expert_gate")
+"""Parts of the names of matrices that GGUF files keep in f32."""
+VARIANTS = {"f32": None, "f16": "f16", "q4_0": "q4_0"}
+
+
+def run_llama_cpp(jobs: list[dict[str, Any]], folder: Path) -> dict[str, str]:
+    """Return llama.cpp's error message for each path, empty on success."""
+    errors: dict[str, str] = {}
+    while jobs:
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+        command = [sys.executable, str(PROGRAM), str(folder / "jobs.json")]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+        lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+        errors |= {line["path"]: line["error"] for line in lines}
+        if len(lines) < len(jobs):
+            errors[jobs[len(lines)]["path"]] = "llama.cpp ended the process"
+        jobs = jobs[len(lines) + 1 :]
+    return errors
+
+
+def outputs(model: Any) -> Any:
+    """Return the logits, or the hidden states of a model without a head, f32 [tokens, values]."""
+    with torch.inference_mode():
+        result = model(torch.tensor([PROMPT]))
+    return (result.logits if hasattr(result, "logits") else result.last_hidden_state)[0].float().numpy()
+
+
+def rounded(model: Any) -> Any:
+    """Return the model with its matrices rounded to f16, except those that GGUF files keep in f32."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and not any(word in name for word in WIDE):
+            parameter.data.copy_(parameter.data.half().float())
+    return model
+
+
+def compare_back(source: Path, file: Path, folder: Path) -> str:
+    """Return how the tensors differ that come back from a GGUF file."""
+    try:
+        ingot.convert(file, folder, format="safetensors")
+    except IngotError as error:
+        return f"refused: {error.message[:80]}"
+    with ingot.open(source) as before, ingot.open(folder) as after:
+        names = [name for name in before if not name.startswith("pooler.")]
+        if set(after) != set(names):
+            return "other tensors"
+        differing = [name for name in names if not np.array_equal(before[name].numpy(), after[name].numpy())]
+    return f"last bits of {len(differing)}" if differing else "same bits"
+
+
+def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
+    """Return the cells of the table by model type."""
+    rows: dict[str, dict[str, str]] = {}
+    expected: dict[str, Any] = {}
+    jobs = []
+    for model_type in model_types:
+        source = folder / model_type
+        model = write_model(model_type, source)
+        exact = outputs(model)
+        expected[model_type] = {"f32": exact, "q4_0": exact, "f16": outputs(rounded(model))}
+        rows[model_type] = {}
+        for variant, recipe in VARIANTS.items():
+            file = folder / f"{model_type}.{variant}.gguf"
+            try:
+                ingot.convert(source, file, recipe)
+            except IngotError as error:
+                rows[model_type][variant] = f"refused: {error.message[:80]}"
+                continue
+            jobs.append(
+                {
+                    "path": str(file), "out": f"{file}.npy", "tokens": PROMPT, "embeddings": model_type in ENCODERS,
+                }
+            )  # fmt: skip
+        rows[model_type]["back"] = compare_back(
+            source, folder / f"{model_type}.f32.gguf", folder / f"{model_type}-back"
+        )
+    errors = run_llama_cpp(jobs, folder)
+    for model_type, cells in rows.items():
+        for variant in VARIANTS:
+            path = folder / f"{model_type}.{variant}.gguf"
+            if str(path) not in errors:
+                continue
+            if errors[str(path)]:
+                cells[variant] = errors[str(path)][:80]
+                continue
+            wanted = expected[model_type][variant]
+            distance = float(np.abs(np.load(f"{path}.npy")[:, : wanted.shape[1]] - wanted).max())
+            cells[variant] = "loads" if variant == "q4_0" else f"{distance:.4f}"
+    return rows
+
+
+def page(rows: dict[str, dict[str, str]]) -> str:
+    """Return the text of docs/families.md."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("transformers", "gguf", "xllamacpp"))
+    measured = f"Measured on {datetime.now(UTC):%d %B %Y} with {packages}."
+    lines = [
+        "# Families of models in GGUF",
+        "",
+        "`make families` writes this page. For each family it saves a tiny random model with transformers, converts it",
+        "to GGUF and compares the logits of 16 tokens with llama.cpp's. The numbers are the largest differences.",
+        "For f16, transformers computes with matrices that are rounded to f16. In the column q4_0, llama.cpp loads the",
+        "file. The last column compares the tensors that come back from the f32 file.",
+        "",
+        measured,
+        "",
+        "| family | llama.cpp | f32 | f16 | q4_0 | back |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for model_type, cells in sorted(rows.items()):
+        values = " | ".join(cells.get(key, "") for key in (*VARIANTS, "back"))
+        lines.append(f"| `{model_type}` | `{FAMILIES[model_type].arch}` | {values} |")
+    lines += ["", "## Refused by name", "", "| family | reason |", "| --- | --- |"]
+    lines += [f"| `{model_type}` | {reason} |" for model_type, reason in sorted(refusal_reasons().items())]
+    lines += [
+        "",
+        "Every other family is refused too: Ingot has no record of it.",
+        "[A family of models](developing/family.md) shows how to add one.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Sweep the families that the command line names, or all of them and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*", choices=[*SETTINGS, []])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = sweep(arguments.families or list(SETTINGS), Path(folder))
+    for model_type, cells in rows.items():
+        print(model_type, cells)
+    if not arguments.families:
+        PAGE.write_text(page(rows))
+    failed = [name for name, cells in rows.items() if not is_close(cells)]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(rows)} families differ: {', '.join(failed)}")
+
+
+def is_close(cells: dict[str, str]) -> bool:
+    """Return whether llama.cpp loads all files of a family and agrees in f32 and f16."""
+    try:
+        return cells["q4_0"] == "loads" and all(float(cells[key]) <= TOLERANCE for key in ("f32", "f16"))
+    except (KeyError, ValueError):
+        return False
+
+
+if __name__ == "__main__":
+    main()
