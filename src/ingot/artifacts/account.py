@@ -85,7 +85,9 @@ def unused_patterns(drop: Sequence[str], account: Account) -> list[str]:
 
 
 def _keeps_program(source: Checkpoint, view: Checkpoint, format: Format) -> bool:
-    """Whether the target is a copy of the source's program or graph, which keeps constants that were not read."""
+    """Return whether the target is a copy of the source's program or graph, which keeps constants that were not
+    read.
+    """
     before = source.attachments
     after = view.attachments
     program = before.program is not None and after.program is before.program and "program" in format.traits.attachments

@@ -118,7 +118,7 @@ def _first_part(names: Iterable[str]) -> str | None:
 
 
 def _has_base(names: Iterable[str], part: str) -> bool:
-    """Whether ``names`` contain the weights to which the adapter tensor ``part`` belongs."""
+    """Return whether ``names`` contain the weights to which the adapter tensor ``part`` belongs."""
     match = _PART.search(part)
     assert match is not None
     module = part[: match.start()]
@@ -129,7 +129,7 @@ def _has_base(names: Iterable[str], part: str) -> bool:
 
 
 def _is_adapter_file(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the file of the first tensor has the name of an adapter's file."""
+    """Return whether the file of the first tensor has the name of an adapter's file."""
     tensor = next(iter(tensors.values()), None)
     part = None if tensor is None else next(iter(tensor.parts.values()), None)
     return part is not None and PurePosixPath(part.source.name).name.startswith(_FILES)

@@ -114,7 +114,7 @@ def _join(folder: str, name: str) -> str:
 
 
 def _exists(store: Store, name: str) -> bool:
-    """Whether a store has a file or folder with this name."""
+    """Return whether a store has a file or folder with this name."""
     folder, _, base_name = name.rpartition("/")
     try:
         return store.exists(name) or base_name in store.list(folder).folders

@@ -31,7 +31,7 @@ _NESTED = "folders in folders"
 
 
 def has_model_metadata(format: str) -> bool:
-    """Whether a format stores a model's config and tokenizer as metadata, under names of the format."""
+    """Return whether a format stores a model's config and tokenizer as metadata, under names of the format."""
     return format == "gguf"
 
 
@@ -120,7 +120,7 @@ def _add_subfolder(companions: Companions, folder: str, outer: Listing, store: S
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file or folder with this name contains weights or an index of weights, in any container."""
+    """Return whether a file or folder with this name contains weights or an index of weights, in any container."""
     return name.lower().endswith(_suffixes())
 
 

@@ -206,7 +206,9 @@ def _existing(location: Location) -> str | None:
 
 
 def _foreign_suffix(name: str) -> bool:
-    """Whether a name has the suffix of another program, such as ``.tflite``, but not ``.1-8B`` of ``Llama-3.1-8B``."""
+    """Return whether a name has the suffix of another program, such as ``.tflite``, but not ``.1-8B`` of
+    ``Llama-3.1-8B``.
+    """
     return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", PurePosixPath(name).suffix) is not None
 
 

@@ -122,7 +122,9 @@ class Source(CheckpointSource):
         return sum(self.store.stat(name).size for name in self.catalog.headers)
 
     def would_overwrite(self, target: str, *, folder: bool) -> bool:
-        """Whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's files."""
+        """Return whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's
+        files.
+        """
         return self.store.would_overwrite({self.name, *self.catalog.headers}, target, folder=folder)
 
     def companions(self) -> Companions:

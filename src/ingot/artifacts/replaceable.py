@@ -65,7 +65,7 @@ def _is_weights(name: str, suffixes: tuple[str, ...], package: bool) -> bool:
 
 
 def _belongs(name: PurePosixPath) -> bool:
-    """Whether a file belongs to a checkpoint according to its name, also in a subfolder (``1_Pooling``)."""
+    """Return whether a file belongs to a checkpoint according to its name, also in a subfolder (``1_Pooling``)."""
     if any(component.startswith(".") for component in name.parts[:-1]):
         return False
     if name.name.startswith("."):

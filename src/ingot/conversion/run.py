@@ -16,7 +16,7 @@ from ingot.artifacts.companions import companion_config, copy_companions
 from ingot.artifacts.destination import Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
-from ingot.conversion.block_types import type_notes, with_mixture_rules
+from ingot.conversion.block_types import type_notes, with_model_rules
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
 from ingot.conversion.for_runtime import checked_plan, for_runtime, require_held, require_loadable
@@ -193,7 +193,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         refuse_same(source, target)
         target = with_activations(for_source(target, source), None if recipe is None else recipe.activations)
         checkpoint = source.view()
-        recipe = with_mixture_rules(recipe, checkpoint, source.config())
+        recipe = with_model_rules(recipe, checkpoint, source.config())
         options = replace(options, recipe=recipe)
         checkpoint = _with_adapters(source, checkpoint, options)
         close = checkpoint.close

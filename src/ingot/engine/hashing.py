@@ -50,7 +50,10 @@ class HashThread:
 
 
 class HashStream:
-    """The hash of one tensor's values, added in order. ``is_separate`` unless other tensors share the hash."""
+    """The hash of one tensor's values, to which rows are added in order.
+
+    ``is_separate`` is false if other tensors are added to the same hash.
+    """
 
     def __init__(self, thread: HashThread, running: Hasher, *, is_separate: bool = True) -> None:
         self._thread = thread

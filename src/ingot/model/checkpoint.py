@@ -397,7 +397,7 @@ def group_by_layer(names: Iterable[str]) -> tuple[list[str], dict[int, list[str]
 
 
 def _follows_layers(name: str) -> bool:
-    """Whether a tensor outside the layers is used after them: the head, its bias or the final norm."""
+    """Return whether a tensor outside the layers is used after them: the head, its bias or the final norm."""
     if name.startswith("lm_head."):
         return True
     role = role_of(name)

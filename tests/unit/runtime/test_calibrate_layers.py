@@ -131,6 +131,18 @@ def test_factors_are_those_of_the_whole_model(
     np.testing.assert_allclose(outputs, g, rtol=1e-3, atol=1e-4 * float(g.abs().max()))
 
 
+@pytest.mark.usefixtures("streamed")
+def test_a_tied_head_has_the_statistics_of_a_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the embedding's name: the embedding is the matrix that the last hidden states multiply."""
+    make("tied qwen2", tmp_path / "m", "float32")
+    tokens, whole = drawn(monkeypatch), load_model(tmp_path / "m")
+    found = taken(tmp_path / "m", tmp_path / "s.safetensors")
+    moment, _ = plain(whole, "lm_head", tokens[0])
+    stored = found["model.embed_tokens.weight:inputs"]
+    np.testing.assert_allclose(stored, moment, rtol=1e-3, atol=1e-4 * float(moment.abs().max()))
+    assert "model.embed_tokens.weight:outputs" not in found
+
+
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
 @pytest.mark.parametrize("fisher", [True, False])
 def test_a_layer_at_a_time_gives_the_same(kind: str, fisher: bool, tmp_path: Path, request: Any) -> None:

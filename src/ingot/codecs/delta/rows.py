@@ -73,7 +73,7 @@ class RowsEncoder(DeltaEncoder):
         return self._inner.scratch_bytes()
 
     def observes(self) -> bool:
-        """Return True: the caller passes the differences of the shared rows."""
+        """Return True: the inner encoder must observe the differences of the shared rows."""
         return True
 
     def observe(self, rows: Array, start: int) -> bool:

@@ -242,7 +242,9 @@ def decodable(tensor: Tensor) -> DType:
 
 
 def encodable(name: str) -> DType:
-    """Return the row of a source dtype that can be encoded; ``UnsupportedError`` otherwise."""
+    """Return the ``DType`` of a source dtype that can be encoded; raise ``UnsupportedError`` for a type
+    below a byte.
+    """
     return _whole_bytes(dtype(name), None)
 
 

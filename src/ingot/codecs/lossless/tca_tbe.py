@@ -37,7 +37,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 class Window:
-    """The seven consecutive exponents that occur most often, counted in chunks of rows.
+    """A counter of exponents, which finds the seven consecutive exponents that occur most often.
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ class TcaReader(Rows):
             reader.finish()
 
     def _use_buffer(self, out: Array) -> Array:
-        """Copy buffered rows to ``out``; return the rows of ``out`` that are not filled."""
+        """Copy buffered rows to the beginning of ``out``; return the remaining rows of ``out``."""
         count = min(len(self._buffer), len(out))
         if count:
             cast_into(self._buffer[:count], out[:count], self._name)

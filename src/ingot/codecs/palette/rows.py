@@ -185,7 +185,7 @@ def require_padding(last: int, used: int, rule: str, location: str) -> None:
 
 
 def chunk_step(rows: int, cols: int, params: PaletteLayout) -> int:
-    """Return the smallest multiple of ``rows`` whose rows of ``cols`` values have indices that fill full bytes."""
+    """Return the row alignment of chunks: a multiple of ``rows`` at which the packed indices begin at a byte."""
     unit = 8 * params.vector_size
     return lcm(max(rows, 1), unit // gcd(unit, max(cols, 1) * params.bits))
 

@@ -190,7 +190,7 @@ def _finite(rows: Array) -> Array:
 
 
 def _step(layout: ScaledCodebookLayout, shape: Shape) -> int:
-    """Return the number of rows after which indices begin at a byte again, and blocks and runs begin."""
+    """Return the row alignment of chunks: indices begin at a byte, and blocks and runs of scales begin."""
     cols = matrix_shape(shape)[1]
     grid = layout.grid
     step = chunk_step(1, cols, PaletteLayout(layout.bits, (1,), 1, 0, "f32", "f32"))

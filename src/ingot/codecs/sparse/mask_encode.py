@@ -44,9 +44,10 @@ def magnitudes(values: Array) -> Array:
 
 
 class Keep:
-    """A selection that drops only zeros; if ``exact``, only those without any bit, so that -0 survives.
+    """Selects the elements that are stored: here, all that are not zero; with ``exact``, all but +0.
 
-    ``kept_count`` is the number of selected elements, complete after ``fit_passes`` passes of ``fit_pass``.
+    Subclasses drop more elements. ``kept_count`` is the number of selected elements, complete after ``fit_passes``
+    passes of ``fit_pass``.
     """
 
     fit_passes = 1
@@ -56,7 +57,7 @@ class Keep:
         self.kept_count = 0
 
     def fit_pass(self, rows: Array, last: bool) -> None:
-        """Process the next rows of a pass; ``last`` if they end it."""
+        """Process the next rows of a pass; ``last`` states that they end the pass."""
         self.kept_count += int(np.count_nonzero(self(rows)))
 
     def __call__(self, rows: Array) -> Array:
@@ -277,7 +278,7 @@ class MaskEncoder(Encoder):
 
 
 def select(mask: Array, values: Array, count: int) -> Array:
-    """Return the ``count`` values that the mask selects, in order."""
+    """Return the ``count`` elements of ``values`` whose bit of ``mask`` is set, in order."""
     flat = np.ascontiguousarray(values).reshape(-1)
     out = np.empty(count, flat.dtype)
     native.kernels.mask_select(mask, as_words(flat), as_words(out))

@@ -269,7 +269,7 @@ def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, loc
 
 
 def _prepare(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float32]]:
-    """Return layout, coder and map of a checked tensor; reads the map's scale and zero."""
+    """Return the blocks, the coder, and the checked (scale, zero) of a tensor; reads scale and zero."""
     footprint = AstcLayout.from_tensor(tensor).footprint
     layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[footprint])
     scale, zero = (np.float32(tensor.parts[role].array()[0]) for role in ROLES[1:])

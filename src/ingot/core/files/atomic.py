@@ -159,14 +159,15 @@ class Staging:
 
     @property
     def location(self) -> str:
-        """The target in messages."""
+        """The final path as text, for messages."""
         return str(self.dst)
 
     @property
     def shared_files(self) -> str | None:
-        """The absolute path of ``files``, if processes on other machines that see the target see it too; else None.
+        """The absolute path of ``files`` if other processes can write into this folder; None if they cannot.
 
-        See ``takes_over`` for files that other processes write.
+        If it is None, other processes write into the folder of ``share``, and ``take_over`` registers their files.
+        Whether another machine has this path depends on its mounts.
         """
         return str(self.files.absolute())
 
@@ -265,7 +266,7 @@ class Staging:
             self.discard()
 
     def _staged_in(self) -> Path:
-        """Return the parent folder of the staging folder."""
+        """Return the folder in which the staging folder is created."""
         return self.dst.parent
 
     def _flush(self, names: Sequence[str]) -> None:

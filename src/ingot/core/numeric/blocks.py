@@ -38,7 +38,7 @@ class Blocks:
 
     @staticmethod
     def from_flags(channels: int, block: int, flags: Sequence[bool]) -> Blocks:
-        """Return the mask for one flag per block: whether it is kept."""
+        """Return the mask for ``flags``, which state for each block whether it is kept."""
         return Blocks(channels, block, np.packbits(np.asarray(flags, bool), bitorder="little").tobytes())
 
     @property

@@ -244,14 +244,18 @@ def float_name(array: Array) -> str:
 
 
 def as_bits(array: Array) -> Array:
-    """Return ``array`` as kernels accept it: C order, aligned, f16 and bf16 as uint16; a view if possible."""
+    """Return ``array`` in the form that kernels accept: C order, aligned, f16 and bf16 as uint16; a view
+    if possible.
+    """
     flags = array.flags
     plain = array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))
     return plain.view(np.uint16) if plain.dtype.itemsize == 2 else plain
 
 
 def written(out: Array) -> Array:
-    """Return a view of ``out`` for kernels: f16 and bf16 as uint16. Raises ``ValueError`` if it needs a copy."""
+    """Return a view of ``out`` into which kernels write: f16 and bf16 as uint16. Raises ``ValueError`` if it needs a
+    copy.
+    """
     if not out.flags.carray:
         raise ValueError("expected a writable, aligned output in C order")
     return out.view(np.uint16) if out.dtype.itemsize == 2 else out

@@ -38,7 +38,11 @@ class Bytes(Protocol):
 
 
 class Rules(NamedTuple):
-    """A format's rules of errors: not a message, nested too deeply, a repeated field, text that is not UTF-8."""
+    """The rules of a format's errors.
+
+    ``wire``: the bytes are not a message; ``depth``: messages are nested too deeply; ``repeated``: a field occurs
+    twice; ``utf8``: a text is not UTF-8.
+    """
 
     wire: str
     depth: str
@@ -179,7 +183,7 @@ class Node:
         return values
 
     def select(self, single: Iterable[int], repeated: Iterable[int] = ()) -> Mapping[int, list[Field]]:
-        """Return the fields with these numbers.
+        """Return the message's fields with the numbers in ``single`` and ``repeated``, by number, in file order.
 
         Raises ``FormatError`` ``Rules.repeated`` if a number of ``single`` occurs twice, because some readers of
         protobuf merge the two fields and others use the last one.

@@ -126,11 +126,12 @@ class LayerwiseModel:
         ]
 
     def head_spec(self) -> MomentSpec | None:
-        """Return which moments are summed for the head; None if the head is tied.
+        """Return which moments are summed for the head; None if the model has none.
 
-        G is not summed, because it would be as large as the vocabulary squared.
+        Moments of a tied head have the name of the embedding. G is not summed, because it would be as large as the
+        vocabulary squared.
         """
-        if self.head is None or (self.embedding is not None and self.head.tensor is self.embedding.tensor):
+        if self.head is None:
             return None
         rows, cols = self.head.tensor.matrix_shape
         return MomentSpec(self.head.tensor.name, rows, cols, self._is_summed_in_full(cols), False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,14 +11,15 @@ from math import sqrt
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.table import stored_exactly
-from ingot.conversion.block_types import with_mixture_rules
+from ingot.conversion.block_types import with_model_rules
+from ingot.conversion.choose_preset import Chosen, choose
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepared import Prepared
+from ingot.conversion.preset_fit import quantizes
 from ingot.conversion.report import ConvertReport, TensorReport
 from ingot.conversion.run import convert
 from ingot.conversion.run import prepare as prepare_conversion
 from ingot.core.options import takes
-from ingot.core.registry import did_you_mean
 from ingot.errors import IngotError, MissingExtraError, UnsupportedError, UsageError
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.reading.lazy import as_tensor_map
@@ -26,12 +28,11 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.runtime.calibration.calibration import BUILT_IN, CalibrateOptions, CalibratePlan
+from ingot.runtime.quantize.checks import check_options
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions, parse_time
 from ingot.runtime.quantize.report import QuantizeReport, StoredType
 from ingot.runtimes.accepts import Answer, accepts, accepts_specs, refusal, source_reasons
-from ingot.runtimes.choose import Chosen, choose
-from ingot.runtimes.fit import quantizes
 from ingot.runtimes.stored import stored_scheme
 from ingot.runtimes.table import command_lines
 from ingot.stores.location import Location
@@ -67,8 +68,8 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
         The errors of ``ingot.convert`` and ``ingot.calibrate``.
     """
     started = time.perf_counter()
+    check_options(options)
     chosen = choose_for(options)
-    _require_new(options)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
     first = _recipe(options, chosen, calibrated=mode != NONE)
@@ -90,6 +91,7 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
 
     The caller closes the plan. Raises the errors of ``quantize``.
     """
+    check_options(options)
     chosen = choose_for(options)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
@@ -108,7 +110,7 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
 
 
 def choose_for(options: QuantizeOptions) -> Chosen:
-    """Return the program, container and recipes that the options choose; see ``runtimes.choose.choose``."""
+    """Return the program, container and recipes that the options choose; see ``conversion.choose_preset.choose``."""
     return choose(
         Location.parse(options.out),
         runtime=options.runtime,
@@ -171,32 +173,10 @@ def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None
         raise refusal(answer, prepared.target.display)
 
 
-def _require_new(options: QuantizeOptions) -> None:
-    """Refuse an existing result, or one in a folder that does not exist, before work begins."""
-    out = Location.parse(options.out)
-    if out.url.startswith("file:") and out.siblings() is None:
-        raise UsageError(
-            "expected an existing folder to write into; create it first",
-            rule="target.no-parent",
-            where=out.parent.display,
-        )
-    if options.overwrite:
-        return
-    try:
-        out.find()
-    except IngotError:
-        return
-    raise UsageError(
-        "the target exists: choose another, or pass --overwrite (overwrite=True)",
-        rule="target.exists",
-        where=out.display,
-    )
-
-
 def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
     """Refuse a model that is quantized already, or that lacks files or keys that the runtime needs.
 
-    The error for a quantized model names the command that converts its format instead.
+    The error for a quantized model names the command that converts its format instead, if that command succeeds.
     """
     model = Location.parse(options.model)
     source = open_source(model)
@@ -206,34 +186,47 @@ def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
             raise dialect.refusal()
         if chosen.profile is not None:
             reasons = source_reasons(chosen.profile, chosen.container, source)
+            if reasons and not source.is_folder and "config.json" in (model.siblings() or ()):
+                raise UsageError(
+                    f"this is one file of a model; name the folder, {model.parent.display}, which has its config.json",
+                    rule="quantize.model",
+                    where=model.display,
+                )
             if reasons:
                 raise refusal(Answer(chosen.profile, chosen.container, reasons), source.location)
         if options.allow_requantize:
             return
         quantized = next((t for t in as_tensor_map(source.view()).uncached() if not stored_exactly(t)), None)
-        if quantized is not None:
-            target = f" --for {options.runtime}" if options.runtime else ""
-            raise UsageError(
-                f"the model is quantized already ({quantized.name} is {quantized.codec}); `ingot convert "
-                f"{model.display} {Location.parse(options.out).display}{target}` moves its numbers, and "
-                "--allow-requantize rounds them again",
-                rule="quantize.requantize",
-                where=source.location,
-            )
+        stored = None if quantized is None else stored_scheme(quantized, source.format.name).scheme_text
     finally:
         source.close()
+    if quantized is not None:
+        raise UsageError(
+            f"the model is quantized already ({quantized.name} is {stored}); {_move_advice(options, chosen)} "
+            "--allow-requantize, which rounds the rounded values again",
+            rule="quantize.requantize",
+            where=source.location,
+        )
+
+
+def _move_advice(options: QuantizeOptions, chosen: Chosen) -> str:
+    """Return advice for a quantized model: the command that keeps its numbers, if it succeeds."""
+    runtime = None if chosen.profile is None else chosen.profile.name
+    settings = ConvertOptions(options.model, options.out, runtime=runtime, overwrite=options.overwrite)
+    try:
+        prepare_conversion(settings).checkpoint.close()
+    except IngotError:
+        return "start from the original model, or pass"
+    words = ["ingot", "convert", Location.parse(options.model).display, Location.parse(options.out).display]
+    words += ["--for", runtime] if runtime else []
+    words += ["--overwrite"] if options.overwrite else []
+    return f"`{shlex.join(words)}` keeps its numbers; or pass"
 
 
 def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
     """Return the mode of calibration; ``FULL`` for a file of statistics."""
     text = str(options.calibration)
     mode = text if text in MODES else FULL
-    if text not in MODES:
-        _require_statistics(text)
-    if options.time is not None and mode != AUTO:
-        raise UsageError("expected --time with --calibration auto alone", rule="quantize.option")
-    if options.time is not None:
-        parse_time(options.time)
     if mode == NONE and not chosen.plain:
         raise UsageError(
             f"{chosen.calibrated} is rounded by statistics, and there is no preset of its bits without; expected "
@@ -247,18 +240,6 @@ def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
     if mode == AUTO and not chosen.calibrated:
         return NONE
     return mode
-
-
-def _require_statistics(text: str) -> None:
-    """Refuse a value of ``--calibration`` that is neither a mode nor an existing file of statistics."""
-    try:
-        Location.parse(text).find()
-    except UsageError as error:
-        raise UsageError(
-            f"expected --calibration {', '.join(MODES)}, or a file of statistics, found {text!r:.60}"
-            f"{did_you_mean(text.lower(), MODES)}",
-            rule="quantize.calibration",
-        ) from error
 
 
 def _prepare(options: QuantizeOptions, chosen: Chosen, recipe: Recipe) -> Prepared:
@@ -296,7 +277,7 @@ def _rounding(prepared: Prepared, options: QuantizeOptions, chosen: Chosen, mode
         recipe = with_quantizer(recipe, IMPORTANCE)
     source = prepared.source
     model = source.view()
-    return estimate_rounding(model, with_mixture_rules(recipe, model, source.config()) or recipe)
+    return estimate_rounding(model, with_model_rules(recipe, model, source.config()) or recipe)
 
 
 def _convert_options(
