@@ -14,10 +14,19 @@ EPILOG = (
     "  ingot adapter convert my-lora.gguf --base ./Llama-3-8B -o ./my-lora"
 )
 
+CONVERT_EPILOG = (
+    "Examples:\n\n"
+    "  ingot adapter convert ./my-lora --base ./Llama-3-8B -o my-lora.gguf\n\n"
+    "  ingot adapter convert ./my-lora-mlx -o ./my-lora --to peft"
+)
 
-@declare("convert")
+
+@declare("convert", CONVERT_EPILOG)
 def convert(options: AdapterConvertOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Write an adapter in the form of PEFT, of llama.cpp (GGUF) or of mlx_lm, with the same values."""
+    """Write an adapter in the form of PEFT, of llama.cpp (GGUF) or of mlx_lm, with the same values.
+
+    The base determines the names and the order of rows in GGUF.
+    """
     from ingot.adapters.convert import convert_adapter
 
     render(convert_adapter(options).report(), json=json, quiet=quiet)

@@ -69,6 +69,8 @@ _GROUPS = {
 }
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
+SHARED_LINES = {("kernel", "lut"): "Pack weights or build activation tables for the ANE"}
+"""Commands that share a line of ``ingot --help``, which fits one screen, and the text of that line."""
 COMMANDS = Commands(
     "command",
     tuple(
