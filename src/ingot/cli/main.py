@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import FrameType
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ingot.cli.commands import BRIEFLY, COMMANDS, GROUP_OF, PLUGINS
+from ingot.cli.commands import BRIEFLY, COMMANDS, GROUP_OF, PLUGINS, SHARED_LINES
 from ingot.cli.help import Group
 from ingot.cli.output import Output, line, open_streams, print_json
 from ingot.core.border import foreign_error, system_error
@@ -57,17 +57,26 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
     yield about
     for group, names in groupby(GROUP_OF, GROUP_OF.__getitem__):
         yield ""
-        for index, name in enumerate(names):
-            yield f"{'' if index else group:<8} {name:<10} {BRIEFLY[name]}"
+        for index, (label, text) in enumerate(_lines_of(names)):
+            yield f"{'' if index else group:<8} {label:<11} {text}"
     if COMMANDS.plugins():
         yield ""
     for index, (name, plugin) in enumerate(COMMANDS.plugins().items()):
         summary = f"{plugin.distribution}: {plugin.summary}".removesuffix(": ")
-        row = f"{'' if index else PLUGINS:<8} {printable(name):<10} {summary}"
+        row = f"{'' if index else PLUGINS:<8} {printable(name):<11} {summary}"
         yield row if len(row) <= _WIDTH else f"{row[: _WIDTH - 3]}..."
     for index, option in enumerate(parameters):
         flag = " ".join(filter(None, (max(option.opts, key=len), option.metavar)))
         yield f"{'' if index else 'Options':<8} {flag:<23} {option.help.partition(',')[0].rstrip('.')}"
+
+
+def _lines_of(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the label and the text of each line for commands; ``SHARED_LINES`` have several names."""
+    shared = {siblings[0]: (", ".join(siblings), text) for siblings, text in SHARED_LINES.items()}
+    skipped = {name for siblings in SHARED_LINES for name in siblings[1:]}
+    for name in names:
+        if name not in skipped:
+            yield shared.get(name, (name, BRIEFLY[name]))
 
 
 class _Commands(Group):

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ingot.adapters.match import match
+from ingot.adapters.options import AdapterRef
 from ingot.adapters.read import open_adapter
-from ingot.adapters.view import AdapterRef, Term, Terms
+from ingot.adapters.view import Term, Terms
 from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import destination
 from ingot.artifacts.open import open as open_checkpoint
@@ -156,10 +157,10 @@ def merge(options: MergeOptions) -> MergeReport | ModelMergeReport:
     Raises
     ------
     UsageError
-        ``merge.option``, ``merge.weights``, ``adapter.none``, ``adapter.base``, ``adapter.shape``, ``adapter.weight``,
-        ``quantize.type``.
+        ``merge.option``, ``merge.weights``, ``adapter.none``, ``adapter.weight``, ``quantize.type``.
     UnsupportedError
-        ``merge.tensors``, ``merge.model``, ``adapter.method``, ``adapter.config``, ``adapter.unsupported``,
+        ``merge.tensors``, ``merge.model``, ``adapter.base``, ``adapter.shape``, ``adapter.method``,
+        ``adapter.config``, ``adapter.unsupported``,
         ``convert.like-stored``.
     IngotError
         The errors of ``ingot.convert``. Nothing is left under the final name.
