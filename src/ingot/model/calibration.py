@@ -18,7 +18,7 @@ The statistics are deleted after the call."""
 
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """What ``ProcessLayer`` returned for a layer, and functions that read the arrays that it stored, by key."""
+    """The object that ``ProcessLayer`` returned for a layer, and functions that read its stored arrays, by key."""
 
     record: Mapping[str, Any]
     arrays: Mapping[str, Callable[[], Array]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ingot.adapters.view import AdapterRef, with_adapters
+from ingot.adapters.options import AdapterRef
+from ingot.adapters.view import with_adapters
 from ingot.artifacts.adapter_files import adapter_of
 from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.identity import content_id, equal_values, same_type

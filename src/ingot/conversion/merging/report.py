@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ingot.adapters.view import AdapterRef
+from ingot.adapters.options import AdapterRef
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.conversion.merge_options import MergeOptions
 from ingot.conversion.merging.compatibility import require_same_model

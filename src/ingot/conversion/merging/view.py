@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from ingot.adapters.view import AdapterRef
+from ingot.adapters.options import AdapterRef
 from ingot.codecs.table import CODECS
 from ingot.conversion.merging.methods import (
     BLOCK,

@@ -40,7 +40,7 @@ class CalibratePlan:
     reads : int
         How many times the model's layers are read.
     source : str
-        What the model reads: a text, or samples of its own.
+        The input of the model: a text, or samples of its own.
     """
 
     seconds: float
