@@ -16,9 +16,17 @@ import numpy as np
 
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
+from ingot.model.statistics import COUNT, INPUTS, SQUARES
 from ingot.runtime.calibration.calibrate_layers import Group, LayerwiseModel, by_address, group_by_size
 from ingot.runtime.calibration.calibrate_work import Work, Writer
-from ingot.runtime.calibration.moments import InputsDivergedError, Sums, record_product, record_products
+from ingot.runtime.calibration.moments import (
+    InputsDivergedError,
+    Moment,
+    MomentSpec,
+    Sums,
+    record_product,
+    record_products,
+)
 from ingot.runtime.calibration.samples import require_finite
 from ingot.runtime.calibration.skeleton import Layer
 from ingot.runtime.layers.bf16_products import bf16_product
@@ -168,8 +176,9 @@ class Passes:
                 gradient = self._ends(self._read(_inputs(count), first, len(tokens)))
                 if out is not None:
                     out.add(_plain(gradient))
+        weight = 0.0 if head is None else sums[head.name].weight * head.rows / self.tokens.numel()
         self._add(written, sums)
-        self._finish("leave", written, [] if out is None else [out], [_inputs(count)])
+        self._finish("leave", written, [] if out is None else [out], [_inputs(count)], head_weight=weight)
 
     def _ends(self, hidden: Any) -> Any:
         """Return the gradients at the last layer's output for some windows."""
@@ -214,17 +223,41 @@ class Passes:
         self._finish(f"backward {index}", written, [out], [_inputs(index), _gradients(index + 1)])
 
     def _begin(self) -> None:
-        """Backpropagate through modules before the layers, if they contain matrices."""
+        """Backpropagate through modules before the layers, and sum the moment of the embedding."""
         model = self.model
         written = self._statistics("begin")
-        if model.before:
+        spec = model.embedding_spec()
+        moment = None if spec is None else Moment(spec.cols)
+        if model.before or moment is not None:
             with model.torch.enable_grad(), model.listening_to(model.before, fisher=True) as sums:
                 for first, tokens in self._batches():
                     started = model.stack.embedded(tokens).detach().requires_grad_()
                     hidden = model.stack.enter(started, with_gradients=True).hidden
                     hidden.backward(self._read(_gradients(0), first, len(tokens)))
+                    if moment is not None:
+                        moment.add(started.grad.flatten(0, 1).numpy())
             self._add(written, sums)
+        if spec is not None and moment is not None:
+            for key, array in self._embedding_arrays(spec, moment).items():
+                written.add(array, f"{spec.name}:{key}")
         self._finish("begin", written, [], [_gradients(0)])
+
+    def _embedding_arrays(self, spec: MomentSpec, moment: Moment) -> dict[str, Any]:
+        """Return the statistics of the embedding by field.
+
+        The head's A of a tied embedding is added after division of the gradients by the head's weight.
+        """
+        scale = self.model.embedding_scale(self.tokens[:1])
+        total = moment.mean(self.tokens.numel() / scale**2)
+        if not np.isfinite(total.diagonal()).all():
+            raise IntegrityError("calibrate.value", "expected finite gradients, found NaN or infinity", where=spec.name)
+        record = self.work.finished("leave")
+        index = [] if record is None else record["index"]
+        for key, array in self.work.arrays(_statistics("leave"), index).items():
+            if key == f"{spec.name}:{INPUTS}":
+                assert record is not None
+                return {INPUTS: array + total / np.float32(record["head_weight"] or 1)}
+        return {INPUTS: total, SQUARES: total.diagonal().copy(), COUNT: np.array([self.tokens.numel()], np.int64)}
 
     def _sums(self, group: Group) -> dict[str, Sums]:
         return {name: Sums(self.model.torch, item, fisher=self.fisher) for name, item in group.items()}
