@@ -22,6 +22,7 @@ from ingot.model.layouts.scaled_codebook import SECOND
 from ingot.model.part import Part
 from ingot.model.reading.view import derive_checkpoint
 from ingot.model.tensor import Array, Tensor
+from ingot.naming.names import role_of
 from ingot.quantization.choice import QuantizerSpec
 from ingot.quantization.grid import Grid
 from ingot.quantization.rounding import multiply
@@ -195,7 +196,8 @@ class _RoundedTensor:
         first = next(name for name, _ in matrices(self.tensor.name, shape))
         statistics = self._load_statistics().for_matrix(first) if self._statistics_ready else None
         cached = self._cache.limit * sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
-        return rounding_memory(self.spec, shape, statistics) + self.tensor.nbytes + cached
+        vocabulary = role_of(self.tensor.name) in ("embedding", "head")
+        return rounding_memory(self.spec, shape, statistics, vocabulary=vocabulary) + self.tensor.nbytes + cached
 
     def _round(self) -> Mapping[str, memoryview]:
         """Round the tensor's matrices, each by its statistics; the matrices of a stack share the first one's table.

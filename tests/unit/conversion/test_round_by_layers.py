@@ -86,6 +86,27 @@ def test_the_result_equals_that_of_a_statistics_file(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_is_rounded_by_its_own_and_a_tied_heads_statistics(tmp_path: Path, tied: bool) -> None:
+    model = make(
+        "llama", tmp_path / "model", "float32", hidden_size=64, intermediate_size=128, tie_word_embeddings=tied
+    )
+    ingot.calibrate(model, tmp_path / "statistics.safetensors", **SHORT)
+    results = []
+    for name, calibration in (("two", tmp_path / "statistics.safetensors"), ("one", calibration_of(model))):
+        report = ingot.convert(
+            model,
+            tmp_path / name,
+            recipe="mlx-4bit-calibrated",
+            format="mlx",
+            calibration=calibration,
+            no_tokenizer=True,
+        )
+        assert "model.embed_tokens.weight" in [outcome.matrix for outcome in report.rounded]
+        results.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert results[0] == results[1]
+
+
 def test_experts_are_rounded_with_their_layer(tmp_path: Path) -> None:
     model = make("mixtral", tmp_path / "model", "float32", hidden_size=64, intermediate_size=128)
     in_two_steps(model, tmp_path / "two.zt")

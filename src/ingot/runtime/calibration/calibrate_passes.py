@@ -17,11 +17,18 @@ import numpy as np
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
 from ingot.model.calibration import LayerResult, ProcessLayer
-from ingot.model.statistics import SAME, Statistics
+from ingot.model.statistics import COUNT, INPUTS, SAME, SQUARES, Statistics
 from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import Group, LayerwiseModel, by_address, group_by_size
 from ingot.runtime.calibration.calibrate_work import Work, Writer
-from ingot.runtime.calibration.moments import InputsDivergedError, Sums, record_product, record_products
+from ingot.runtime.calibration.moments import (
+    InputsDivergedError,
+    Moment,
+    MomentSpec,
+    Sums,
+    record_product,
+    record_products,
+)
 from ingot.runtime.calibration.samples import require_finite
 from ingot.runtime.calibration.skeleton import Layer
 from ingot.runtime.layers.bf16_products import bf16_product
@@ -85,7 +92,7 @@ class Passes:
             processed = self.work.finished(_processing(step))
             if processed is not None:
                 arrays |= self.work.arrays(_vectors(step), processed["vectors"])
-            else:
+            elif not self._is_deferred(step):
                 arrays |= self.work.arrays(_statistics(step), record["index"])
                 self.same |= record.get("same", {})
         return arrays
@@ -104,15 +111,27 @@ class Passes:
         dtype, shape, offset = entry
         return lambda: self.work.read(file, offset, tuple(shape), np.dtype(dtype))
 
+    def _is_deferred(self, step: str) -> bool:
+        """Return whether the statistics of a step wait for those of the embedding, with which they are added."""
+        if step != "leave" or self.process is None or not self.fisher:
+            return False
+        head, embedding = self.model.head_spec(), self.model.embedding_spec()
+        return head is not None and embedding is not None and head.name == embedding.name
+
     def _process_statistics(self, step: str) -> None:
         """Pass the statistics of a step to ``process``; then delete them, and keep the vectors and the result."""
-        record = self.work.finished(step)
-        if self.process is None or record is None or not record.get("index"):
+        if self.process is None or self._is_deferred(step) or self.work.finished(_processing(step)) is not None:
             return
-        if self.work.finished(_processing(step)) is not None:
+        arrays: dict[str, Any] = {}
+        same: dict[str, str] = {}
+        steps = ["leave", step] if step == "begin" and self._is_deferred("leave") else [step]
+        for source in steps:
+            record = self.work.finished(source)
+            if record is not None and record.get("index"):
+                arrays |= self.work.arrays(_statistics(source), record["index"])
+                same |= {f"{name}:{SAME}": same_as for name, same_as in record.get("same", {}).items()}
+        if not arrays:
             return
-        arrays = self.work.arrays(_statistics(step), record["index"])
-        same = {f"{name}:{SAME}": same_as for name, same_as in record.get("same", {}).items()}
         vectors = self.work.writer(_vectors(step))
         for key, array in arrays.items():
             if array.ndim == 1:
@@ -122,7 +141,7 @@ class Passes:
         self.work.finish(
             _processing(step),
             [vectors, results],
-            [_statistics(step)],
+            [_statistics(source) for source in steps],
             vectors=vectors.index,
             results=results.index,
             record=values,
@@ -222,8 +241,9 @@ class Passes:
                 gradient = self._ends(self._read(_inputs(count), first, len(tokens)))
                 if out is not None:
                     out.add(_plain(gradient))
+        weight = 0.0 if head is None else sums[head.name].weight * head.rows / self.tokens.numel()
         self._add(written, sums)
-        self._finish("leave", written, [] if out is None else [out], [_inputs(count)])
+        self._finish("leave", written, [] if out is None else [out], [_inputs(count)], head_weight=weight)
 
     def _ends(self, hidden: Any) -> Any:
         """Return the gradients of some windows at the output of the last layer, ``hidden``."""
@@ -268,17 +288,41 @@ class Passes:
         self._finish(f"backward {index}", written, [out], [_inputs(index), _gradients(index + 1)])
 
     def _begin(self) -> None:
-        """Continue the backward pass through the modules before the layers, if they contain matrices."""
+        """Backpropagate through modules before the layers, and sum the moment of the embedding."""
         model = self.model
         written = self._statistics("begin")
-        if model.before:
+        spec = model.embedding_spec()
+        moment = None if spec is None else Moment(spec.cols)
+        if model.before or moment is not None:
             with model.torch.enable_grad(), model.listening_to(model.before, fisher=True) as sums:
                 for first, tokens in self._batches():
                     started = model.stack.embedded(tokens).detach().requires_grad_()
                     hidden = model.stack.enter(started, with_gradients=True).hidden
                     hidden.backward(self._read(_gradients(0), first, len(tokens)))
+                    if moment is not None:
+                        moment.add(started.grad.flatten(0, 1).numpy())
             self._add(written, sums)
+        if spec is not None and moment is not None:
+            for key, array in self._embedding_arrays(spec, moment).items():
+                written.add(array, f"{spec.name}:{key}")
         self._finish("begin", written, [], [_gradients(0)])
+
+    def _embedding_arrays(self, spec: MomentSpec, moment: Moment) -> dict[str, Any]:
+        """Return the statistics of the embedding by field.
+
+        The head's A of a tied embedding is added after division of the gradients by the head's weight.
+        """
+        scale = self.model.embedding_scale(self.tokens[:1])
+        total = moment.mean(self.tokens.numel() / scale**2)
+        if not np.isfinite(total.diagonal()).all():
+            raise IntegrityError("calibrate.value", "expected finite gradients, found NaN or infinity", where=spec.name)
+        record = self.work.finished("leave")
+        assert record is not None
+        index = [entry for entry in record["index"] if entry[0] == f"{spec.name}:{INPUTS}"]
+        if index:
+            (array,) = self.work.arrays(_statistics("leave"), index).values()
+            return {INPUTS: array + total / np.float32(record["head_weight"] or 1)}
+        return {INPUTS: total, SQUARES: total.diagonal().copy(), COUNT: np.array([self.tokens.numel()], np.int64)}
 
     def _sums(self, group: Group) -> dict[str, Sums]:
         return {name: Sums(self.model.torch, item, fisher=self.fisher) for name, item in group.items()}
