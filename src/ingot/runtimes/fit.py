@@ -15,7 +15,7 @@ from ingot.quantization.choice import parse_quantizer
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.llama_cpp_mixtures import expand_for_llama
 from ingot.recipes.load import ALL_PRESETS, load_recipe
-from ingot.recipes.recipe import Recipe, Rule
+from ingot.recipes.recipe import Recipe, Rule, resolve
 from ingot.runtimes.accepts import accepts_specs
 from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.stored import stored_scheme
@@ -25,6 +25,8 @@ _ROWS = 256
 _DTYPES = ("bf16", "f16", "f32")
 _SIMPLE_BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 """Types of blocks whose codes are integers in groups of 32 with one scale."""
+_BLOCKS_WITH_OFFSETS = ("q4_1", "q5_1")
+_EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 _NAME = "model.layers.0.mlp.up_proj.weight"
 
 
@@ -67,7 +69,11 @@ def specs_in(format: Format, rule: Rule, choice: Choice) -> list[TensorSpec]:
 
 def _same_grid(encoded: TensorSpec, variant: TensorSpec) -> bool:
     """Return whether a layout can have the codes of another: equally many bits, and groups of equal size or of a
-    divisor of it."""
+    divisor of it; and offsets and a second scale if the encoded layout has them."""
+    if _has_offsets(encoded) and not _has_offsets(variant):
+        return False
+    if stored_scheme(encoded, "").second and not stored_scheme(variant, "").second:
+        return False
     bits, group = _grid(encoded)
     variant_bits, variant_group = _grid(variant)
     if bits is None or bits != variant_bits:
@@ -75,6 +81,11 @@ def _same_grid(encoded: TensorSpec, variant: TensorSpec) -> bool:
     if group == variant_group:
         return True
     return isinstance(group, int) and isinstance(variant_group, int) and group % variant_group == 0
+
+
+def _has_offsets(spec: TensorSpec) -> bool:
+    """Return whether each group has an offset, which is a float."""
+    return spec.params.get("zero_kind") == "offset" or spec.params.get("type") in _BLOCKS_WITH_OFFSETS
 
 
 def _grid(spec: TensorSpec) -> tuple[int | None, int | str | None]:
@@ -132,7 +143,7 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
             format = format.for_activations(recipe.activations)
         except UnsupportedError:
             return False
-    if not holds(format, recipe):
+    if not holds(format, recipe) or (profile.constraints.dense_embeddings and _packs_embeddings(recipe)):
         return False
     rules = expand_for_llama(recipe).rules
     encoded = [(rule, choice) for rule in rules for choice in choices_of(rule) if _quantizing(choice)]
@@ -143,6 +154,17 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
         )
         for rule, choice in encoded
     )
+
+
+def _packs_embeddings(recipe: Recipe) -> bool:
+    """Return whether a recipe quantizes the embedding or the head of a model."""
+    expanded = expand_for_llama(recipe)
+    for name in _EMBEDDINGS:
+        choice = resolve(expanded, name, (_ROWS * _ROWS, _COLUMNS), _DTYPES[0], 1).choice
+        candidates = choice.candidates if isinstance(choice, Measured) else (choice,)
+        if any(candidate is not None and _quantizing(candidate) for candidate in candidates):
+            return True
+    return False
 
 
 def presets_of(profile: RuntimeProfile) -> list[str]:
