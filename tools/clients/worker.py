@@ -1,7 +1,7 @@
 """Run one program on the results that the runner names: ``python worker.py MODULE``, in the program's own venv.
 
 Reads a job per line of standard input, as JSON, and writes an answer per line after ``ANSWER ``. A job has ``path``,
-``container``, ``tokens``, ``prompt``, ``count``, ``vocabulary`` and ``out``. The module has ``version()`` and
+``container``, ``tokens``, ``prompt``, ``text`` (of the prompt), ``count`` and ``out``. The module has ``version()`` and
 ``compute(job)``, which returns an ``Output`` or raises ``NotRunError``. Log-probabilities go into the NumPy file
 ``out``. This module and the modules of programs import nothing of Ingot.
 """
@@ -27,17 +27,19 @@ class NotRunError(Exception):
 class Output:
     """What a program computed.
 
-    ``logits`` are f32 [positions, vocabulary]: of each token of the job, or of the tokens at ``positions``. ``greedy``
-    are the tokens that it generates after the prompt.
+    ``logits`` are f32 [positions, vocabulary]: of each token of the job, or of the tokens at ``positions``; None if the
+    program returns none. ``greedy`` are the tokens that it generates after the prompt; ``text`` is their text, of
+    programs that return only text.
     """
 
-    logits: np.ndarray
+    logits: np.ndarray | None
     greedy: list[int]
     positions: list[int] | None = None
     note: str = ""
+    text: str | None = None
 
 
-def answer(module: Any, job: dict[str, Any]) -> dict[str, Any]:
+def answer_job(module: Any, job: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a job."""
     try:
         output = module.compute(job)
@@ -46,9 +48,11 @@ def answer(module: Any, job: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         return {"refused": f"{type(error).__name__}: {one_line(str(error))}"}
+    answer = {"greedy": [int(token) for token in output.greedy], "note": output.note, "text": output.text}
+    if output.logits is None:
+        return answer
     np.save(job["out"], output.logits.astype(np.float32))
-    positions = output.positions or list(range(len(output.logits)))
-    return {"greedy": [int(token) for token in output.greedy], "positions": positions, "note": output.note}
+    return answer | {"positions": output.positions or list(range(len(output.logits)))}
 
 
 def one_line(text: str, limit: int = 240) -> str:
@@ -65,7 +69,7 @@ def main() -> None:
     channel.write(f"ANSWER {json.dumps({'version': module.version()})}\n")
     channel.flush()
     for line in sys.stdin:
-        channel.write(f"ANSWER {json.dumps(answer(module, json.loads(line)))}\n")
+        channel.write(f"ANSWER {json.dumps(answer_job(module, json.loads(line)))}\n")
         channel.flush()
 
 

@@ -130,6 +130,10 @@ def mismatch(scheme: Scheme, stored: StoredScheme, *, activations: bool) -> list
         problems.append("inputs of layers are quantized" if activations else "inputs of layers are not quantized")
     if scheme.whole_groups and isinstance(stored.group, int) and stored.columns % stored.group:
         problems.append(f"groups of {stored.group} do not divide {stored.columns} columns")
+    if scheme.whole_groups and "x" in str(stored.group):
+        height, width = (int(size) for size in str(stored.group).split("x"))
+        if stored.rows % height or stored.columns % width:
+            problems.append(f"blocks of {stored.group} do not divide {stored.rows} x {stored.columns}")
     return problems
 
 
