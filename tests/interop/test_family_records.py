@@ -22,9 +22,19 @@ gguf = pytest.importorskip("gguf")
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-FEW = ("gpt2", "gpt_neox", "stablelm", "granitemoehybrid", "mamba2", "lfm2_moe", "ernie4_5_moe")
+FEW = (
+    "gpt2",
+    "gpt_neox",
+    "stablelm",
+    "granitemoehybrid",
+    "mamba2",
+    "lfm2_moe",
+    "ernie4_5_moe",
+    "apertus",
+    "qwen3_5_text",
+)
 """Families whose records together use every transform that a record uses."""
-ROUNDED = (".A_log",)
+ROUNDED = (".A_log", "norm.weight")
 
 
 def values(path: Path) -> dict[str, Any]:

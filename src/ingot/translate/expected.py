@@ -89,7 +89,8 @@ def absent_tensors(config: Mapping[str, Any], family: Family, names: Iterable[st
     layers: dict[int, set[str]] = {}
     for name in present:
         number, _, inner = name.removeprefix(prefix).partition(".") if name.startswith(prefix) else ("", "", "")
-        if inner and number.isdecimal() and len(number) < 7 and not inner.endswith("inv_freq"):
+        is_optional = inner.endswith("inv_freq") or inner.rpartition(".")[0] in family.optional
+        if inner and number.isdecimal() and len(number) < 7 and not is_optional:
             layers.setdefault(int(number), set()).add(inner)
     absent += [f"{prefix}{index}.*" for index in range(count) if index not in layers]
     contents = {index: frozenset(layers[index]) for index in range(count) if index in layers}

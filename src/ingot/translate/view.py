@@ -26,7 +26,7 @@ from ingot.model.reading.view import View, derive_checkpoint
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
-from ingot.translate import companions, hyper, keys, pooling, rotary
+from ingot.translate import companions, hyper, keys, layer_scalars, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
 from ingot.translate.expected import absent_tensors
 from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, family_of, has_classifier
@@ -106,6 +106,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
             for name in checkpoint
             if name.endswith(f".{module}.weight") and len(checkpoint[name].shape) == 2
         }
+    typed |= layer_scalars.to_metadata(checkpoint, family)
     tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
@@ -256,11 +257,12 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         for name, tensor in omitted.items()
         if name in rotary.TENSORS and tensor.size <= rotary.MAX_FACTORS and _is_small(name, tensor)
     }
+    view = layer_scalars.add_tensors(view, metadata, family, _main_dtype(view))
     config = hyper.to_config(metadata, family, list(view), factors)
     if family.steps:
         view = undo_steps(view, {**hyper.usual_keys(original, family), **config}, family)
         view = change(view, _narrowing_computed(view, family))
-    config = hyper.family_keys(config, family)
+    config = hyper.family_keys(config, family, original)
     changed = list[str]()
     dtype_key = "torch_dtype" if "torch_dtype" in original and "dtype" not in original else "dtype"
     config[dtype_key] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_dtype(view), "float32")
