@@ -44,6 +44,7 @@ from ingot.translate.tensor_plan import (
     plan_to_gguf,
     plan_to_model,
 )
+from ingot.translate.text_models import with_text_config, with_usual_names
 from ingot.translate.unsupported_families import missing_config, require_family, unknown_architecture
 from ingot.views.dense import Change, add, change
 from ingot.views.nvfp4_scales import join_second_scales, rounded_second_scales, split_second_scales
@@ -77,15 +78,16 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         The package gguf is not installed.
     UnsupportedError
         ``architecture.unknown``, ``architecture.config``, ``architecture.rows``, ``architecture.tokenizer``,
-        ``architecture.tokens``, ``architecture.pooling``.
+        ``architecture.tokens``, ``architecture.pooling``, ``architecture.names``.
     FormatError
         ``architecture.companion``: ``config.json`` is no JSON object.
     """
     files = companions.read_files(checkpoint.companions)
-    config = companions.parse_file(files, CONFIG)
+    files, config = with_text_config(files, companions.parse_file(files, CONFIG))
     family = require_family(config if CONFIG in files else None, checkpoint.location)
     config = hyper.usual_keys(config, family)
-    original = checkpoint
+    named = with_usual_names(checkpoint, family)
+    original = checkpoint = named.checkpoint
     packed = packed_latent(checkpoint) if family.latent else []
     can_split = not packed
     checkpoint = apply_steps(split_second_scales(checkpoint), config, family)
@@ -128,7 +130,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     view = change(view, changes)
     view = _with_label(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
     renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
-    return View(view, [renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted))
+    return View(view, [*named.notes, renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted))
 
 
 def _describe_rounding(
