@@ -114,7 +114,7 @@ def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
             if str(path) not in errors:
                 continue
             if errors[str(path)]:
-                cells[variant] = errors[str(path)][:80]
+                cells[variant] = errors[str(path)][:300]
                 continue
             wanted = expected[model_type][variant]
             distance = float(np.abs(np.load(f"{path}.npy")[:, : wanted.shape[1]] - wanted).max())

@@ -22,9 +22,19 @@ gguf = pytest.importorskip("gguf")
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-FEW = ("gpt2", "gpt_neox", "stablelm", "granitemoehybrid", "mamba2", "lfm2_moe", "ernie4_5_moe")
+FEW = (
+    "gpt2",
+    "gpt_neox",
+    "stablelm",
+    "granitemoehybrid",
+    "mamba2",
+    "lfm2_moe",
+    "ernie4_5_moe",
+    "apertus",
+    "qwen3_5_text",
+)
 """Families whose records together use every transform that a record uses."""
-ROUNDED = (".A_log",)
+ROUNDED = (".A_log", "norm.weight")
 
 
 def values(path: Path) -> dict[str, Any]:
@@ -146,3 +156,32 @@ def test_a_file_of_distilbert_without_its_config_is_not_taken_for_bert(tmp_path:
     writer.close()
     with pytest.raises(UnsupportedError, match="token_type_embeddings"):
         ingot.convert(tmp_path / "y.gguf", tmp_path / "back", format="safetensors")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "ending"),
+    [
+        ("gpt_neox", "mlp.dense_4h_to_h.weight"),
+        ("olmo2", "mlp.down_proj.weight"),
+        ("olmo2", "self_attn.v_proj.weight"),
+        ("minimax_m2", ".w2.weight"),
+        ("lfm2", "feed_forward.w2.weight"),
+        ("smollm3", "self_attn.o_proj.weight"),
+    ],
+)
+def test_a_model_whose_layers_all_lack_a_module_is_refused(model_type: str, ending: str, tmp_path: Path) -> None:
+    write_model(model_type, tmp_path / "m")
+    tensors = {name: array for name, array in values(tmp_path / "m").items() if not name.endswith(ending)}
+    ingot.save(tmp_path / "m" / "model.safetensors", tensors, {"format": "pt"}, overwrite=True)
+    with pytest.raises(UnsupportedError, match=ending.rpartition(".")[0]) as caught:
+        ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    assert caught.value.rule == "model.missing-tensor"
+
+
+def test_a_layer_without_any_attention_is_refused(tmp_path: Path) -> None:
+    write_model("olmo2", tmp_path / "m")
+    tensors = {name: array for name, array in values(tmp_path / "m").items() if "self_attn" not in name}
+    ingot.save(tmp_path / "m" / "model.safetensors", tensors, {"format": "pt"}, overwrite=True)
+    with pytest.raises(UnsupportedError, match=r"layers\.\*\.self_attn\.k_proj") as caught:
+        ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    assert caught.value.rule == "model.missing-tensor"

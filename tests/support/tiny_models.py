@@ -28,14 +28,24 @@ _YARN = {
     "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0,
     "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
-ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
+_LINEAR = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"],
+}  # fmt: skip
+_LARGE_HEADS = {
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1],
+    },
+}  # fmt: skip
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "nomic_bert", "modernbert")
 """Families without a head."""
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "llama": {}, "mistral": {}, "mixtral": {}, "qwen2": {}, "qwen2_moe": {}, "qwen3": {},
     "qwen3_moe": {"norm_topk_prob": True}, "gemma": {}, "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16}, "phi3": {}, "starcoder2": {}, "gpt_oss": {},
     "deepseek_v2": {**_LATENT, **_GROUPED, "q_lora_rank": None, "topk_method": "greedy"},
-    "deepseek_v3": {**_LATENT, **_GROUPED, "n_group": 2},
+    **{key: {**_LATENT, **_GROUPED, "n_group": 2} for key in ("deepseek_v3", "kimi_k2")},
     "bert": {}, "roberta": {"pad_token_id": 1}, "xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "distilbert": {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96},
     "arcee": {}, "cohere": {}, "cohere2": _WINDOW, "ernie4_5": {}, "ernie4_5_moe": {},
@@ -61,9 +71,25 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "mamba_d_state": 16, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
         "expert_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 8,
     },
+    "apertus": {}, "nomic_bert": {}, "modernbert": {"num_hidden_layers": 5, "local_attention": 8},
+    "llama4_text": {
+        "num_hidden_layers": 4, "intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_experts_per_tok": 1,
+    },
+    "qwen3_next": _LINEAR, "qwen3_5_text": {**_LINEAR, **_LARGE_HEADS}, "qwen3_5_moe_text": {**_LINEAR, **_LARGE_HEADS},
     "lfm2": {**_HYBRID, "block_multiple_of": 32}, "lfm2_moe": {**_HYBRID, "num_dense_layers": 1},
 }  # fmt: skip
 """Further values by model type."""
+
+
+SAME_CLASS: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}
+"""Families that transformers has under another model type."""
+_ALL_NORMS = ("norm.weight",)
+_LINEAR_NORMS = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
+SHIFTED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _ALL_NORMS),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR_NORMS),
+}
+"""Endings of the names of norms that multiply by 1 + w."""
 
 
 def write_model(model_type: str, path: Any, seed: int = 5) -> Any:
@@ -74,7 +100,7 @@ def write_model(model_type: str, path: Any, seed: int = 5) -> Any:
     import torch
     import transformers
 
-    config_class = type(transformers.AutoConfig.for_model(model_type))
+    config_class = type(transformers.AutoConfig.for_model(SAME_CLASS.get(model_type, model_type)))
     default = config_class()
     values = {key: value for key, value in SMALL.items() if hasattr(default, key)}
     config = config_class(**{**values, **SETTINGS[model_type]})
@@ -85,10 +111,14 @@ def write_model(model_type: str, path: Any, seed: int = 5) -> Any:
     for name, values_of in [*model.named_parameters(), *model.named_buffers()]:
         if not values_of.is_floating_point() or "inv_freq" in name or "scale" in name:
             continue
-        is_norm = values_of.ndim == 1 and name.endswith("weight") and "gemma" not in model_type
+        is_norm = values_of.ndim == 1 and name.endswith("weight") and not name.endswith(SHIFTED.get(model_type, ()))
         noise = 0.1 * torch.randn(values_of.shape, generator=generator)
         values_of.data.copy_((noise.abs() if "A_log" in name else noise) + float(is_norm))
     model.save_pretrained(path)
     (path / "tokenizer.json").write_text(json.dumps(model_folder.tokenizer()))
     (path / "tokenizer_config.json").write_text(json.dumps(model_folder.SETTINGS))
-    return auto.from_pretrained(path, dtype=torch.float32).eval()
+    saved = auto.from_pretrained(path, dtype=torch.float32).eval()
+    if model_type in SAME_CLASS:
+        text = (path / "config.json").read_text()
+        (path / "config.json").write_text(text.replace(f'"{SAME_CLASS[model_type]}"', f'"{model_type}"'))
+    return saved

@@ -263,6 +263,16 @@ class ConvertOptions:
         ),
     )
     drop: Sequence[str] = field(default=(), metadata=DROP)
+    rename: Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Give tensors other names before anything else: 'OLD=NEW', where '*' repeats, as in "
+            "'net.*.weight=model.*.weight'. Can be repeated.",
+            "--rename",
+            metavar="OLD=NEW",
+            panel=_TARGET,
+        ),
+    )
     adapters: Sequence[Any] = field(
         default=(),
         metadata=about(

@@ -29,11 +29,11 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.stores.location import AnyPath, Location
 
-VERSION = 7
+VERSION = 8
 """The version of the fields and of their meaning; plans of other versions are refused."""
 RULE = "plan.json"
 _MAX_BYTES = 1 << 30
-_VIEW_OPTIONS = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer")
+_VIEW_OPTIONS = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer", "rename")
 P = TypeVar("P", bound=Struct)
 _ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
 
@@ -77,6 +77,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     without: list[str]
     keep_names: bool
     no_tokenizer: bool
+    rename: list[str]
 
 
 @preload
@@ -153,6 +154,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "without": sorted(prepared.without),
             "keep_names": options.keep_names,
             "no_tokenizer": options.no_tokenizer,
+            "rename": list(options.rename),
         },
         "recipe": plan.recipe,
         "quantized_inputs": prepared.recipe.activations if prepared.recipe is not None else None,

@@ -16,6 +16,7 @@ from ingot.conversion.importance import read_importance
 from ingot.conversion.onnx.graphs import transpose_for_graph, with_weight_names
 from ingot.conversion.onnx.into_graph import place_in_graph
 from ingot.conversion.options import ConvertOptions
+from ingot.conversion.renames import renamed
 from ingot.core.runtime.memory import anonymous_in_use, parse_size
 from ingot.core.runtime.parallel import default_workers
 from ingot.engine.resources import RESERVE
@@ -34,6 +35,7 @@ from ingot.translate.families import UNSUPPORTED
 from ingot.translate.mlx_families import as_mlx_folder, for_mlx, is_opened
 from ingot.translate.mlx_tensors import from_mlx
 from ingot.translate.split_tensors import experts_for_format
+from ingot.translate.text_models import with_class_names
 from ingot.translate.unsupported_families import keep_names_note
 from ingot.translate.view import is_translated, to_gguf, to_model
 from ingot.views.attach import attach, describe, detach
@@ -179,17 +181,18 @@ def view_weights(
     Raises
     ------
     UsageError
-        ``convert.prune``, ``convert.activations``, ``attachments.none``.
+        ``convert.prune``, ``convert.activations``, ``convert.rename``, ``attachments.none``.
     UnsupportedError
         ``convert.attachment``: the format cannot carry an attachment; ``architecture.*``: the target's runtime would
         not open the result.
     """
     require_carried(target.format, _attachments(options))
-    omitted = View(omit(opened, without))
+    omitted = View(renamed(omit(opened, without), options.rename))
     if options.keep_names:
         view = omitted.then(partial(_as_model, target=target, options=options))
     else:
-        view = omitted.then(partial(with_weight_names, target=target))
+        view = omitted.then(partial(_with_class_names, target=target))
+        view = view.then(partial(with_weight_names, target=target))
         view = view.then(partial(_as_model, target=target, options=options))
         view = view.then(partial(_with_experts, target=target))
     return view.then(partial(_for_mlx, target=target, options=options)).then(partial(_pruned, options=options))
@@ -283,6 +286,13 @@ def _with_experts(view: Checkpoint, target: Destination) -> View:
     if target.format.name != MlxFormat.name:
         result = result.then(partial(from_mlx, config=companion_config(view.companions, RULE)))
     return result.then(lambda model: experts_for_format(model, target.format.name, hint=_HINT))
+
+
+def _with_class_names(view: Checkpoint, target: Destination) -> View:
+    """Return the checkpoint of a model folder with the names of its class, if the target is a model."""
+    if _has_gguf_names(view) or not (target.directory or has_model_metadata(target.format.name)):
+        return View(view)
+    return with_class_names(view, companion_config(view.companions, RULE))
 
 
 def _has_gguf_names(view: Checkpoint) -> bool:

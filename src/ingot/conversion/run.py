@@ -36,6 +36,7 @@ from ingot.conversion.prepare_source import (
     write_options,
 )
 from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_activations, with_config
+from ingot.conversion.renames import renamed
 from ingot.conversion.report import (
     ConvertReport,
     SourceFacts,
@@ -72,6 +73,7 @@ from ingot.engine.steps import Repack
 from ingot.formats.packed_folders.base import PACKING_FILES
 from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.model import bytesource
+from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.packed_ints import PackedIntLayout
@@ -205,16 +207,16 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         refuse_same(source, target)
         target = with_activations(for_source(target, source), None if recipe is None else recipe.activations)
         checkpoint = source.view()
-        recipe = with_model_rules(recipe, checkpoint, source.config())
+        recipe = with_model_rules(recipe, renamed(checkpoint, options.rename), source.config())
         options = replace(options, recipe=recipe)
-        checkpoint = _with_changes(source, checkpoint, options)
-        close = checkpoint.close
+        opened = _with_changes(source, checkpoint, options)
+        close = opened.close
         _require_weights(source, target, recipe, options)
-        require_complete(source, checkpoint, Patterns(tuple(options.drop)))
-        opened = checkpoint
-        tied = _tied_head(source, checkpoint, target)
-        without = {**dropped_omissions(opened, options.drop), **tied.without}
-        weights = view_weights(checkpoint, target, options, without)
+        named = renamed(opened, options.rename)
+        require_complete(source, named, Patterns(tuple(options.drop)))
+        tied, heads = _tied_head(source, named, target)
+        without = {**dropped_omissions(opened, options.drop), **heads}
+        weights = view_weights(opened, target, options, without)
         require_held(target.format, recipe)
         rounded, rounding = round_weights(
             weights.checkpoint, recipe, options, f16_scales=target.format.traits.f16_scales
@@ -321,11 +323,15 @@ def _narrower_dtype_note(plan: ConvertPlan) -> str:
     )
 
 
-def _tied_head(source: Source, checkpoint: Checkpoint, target: Destination) -> TiedHead:
-    """Return how to handle a stored tied head, for formats whose readers refuse one."""
+def _tied_head(source: Source, named: Checkpoint, target: Destination) -> tuple[TiedHead, dict[str, Omission]]:
+    """Return how to handle a stored tied head, for formats whose readers refuse one, and the omissions for that.
+
+    ``named`` has the names of the option ``rename``, the omissions those of the source.
+    """
     if not (target.format.traits.one_head and target.directory and source.is_folder):
-        return TiedHead()
-    return resolve_tied_head(source.config(), checkpoint)
+        return TiedHead(), {}
+    tied = resolve_tied_head(source.config(), named)
+    return tied, {origin: reason for name, reason in tied.without.items() for origin in named.origins_of(name)}
 
 
 def _require_weights(source: Source, target: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.translate.families import Family
+from ingot.translate.required_modules import absent_modules
 
 Shapes = Mapping[str, str]
 """Tensor name to dimensions separated by spaces. A dimension is a sum of sizes such as ``Q+2K`` (see ``_sizes``)."""
@@ -73,10 +74,10 @@ def expected_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | 
 def absent_tensors(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> list[str]:
     """Return the names of tensors that a model of the family needs and that are not among ``names``.
 
-    For families without ``ModelShapes``: the tensors outside of layers, each layer, and the tensors of a layer that
-    another layer has in addition to all of its own. Layers of different types have tensors that the others lack, so
-    they are not compared. Heads are not required, because they may be tied to the embedding. Empty if the config does
-    not state the number of layers.
+    For families without ``ModelShapes``: the tensors outside of layers, each layer, the modules that its other modules
+    need (``required_modules``), and the tensors of a layer that another layer has in addition to all of its own. Layers
+    of different types have tensors that the others lack, so they are not compared. Heads are not required, because they
+    may be tied to the embedding. Empty if the config does not state the number of layers.
     """
     count = config.get(family.aliases.get("num_hidden_layers", "num_hidden_layers"), config.get("num_hidden_layers"))
     if type(count) is not int or not 0 < count <= _MAX_COUNT:
@@ -89,7 +90,8 @@ def absent_tensors(config: Mapping[str, Any], family: Family, names: Iterable[st
     layers: dict[int, set[str]] = {}
     for name in present:
         number, _, inner = name.removeprefix(prefix).partition(".") if name.startswith(prefix) else ("", "", "")
-        if inner and number.isdecimal() and len(number) < 7 and not inner.endswith("inv_freq"):
+        is_optional = inner.endswith("inv_freq") or inner.rpartition(".")[0] in family.optional
+        if inner and number.isdecimal() and len(number) < 7 and not is_optional:
             layers.setdefault(int(number), set()).add(inner)
     absent += [f"{prefix}{index}.*" for index in range(count) if index not in layers]
     contents = {index: frozenset(layers[index]) for index in range(count) if index in layers}
@@ -97,7 +99,8 @@ def absent_tensors(config: Mapping[str, Any], family: Family, names: Iterable[st
     larger = {narrow: max((wide for wide in types if narrow < wide), key=len, default=narrow) for narrow in types}
     for index, content in contents.items():
         absent += [f"{prefix}{index}.{name}" for name in sorted(larger[content] - content)]
-    return absent
+    absent += [prefix + name for name in absent_modules(layers, family)]
+    return list(dict.fromkeys(absent))
 
 
 def _expand(

@@ -72,6 +72,8 @@ class Step:
         The order of the dimensions that ``reorder`` gives to ``sizes``.
     axis : int
         The dimension that is split, joined, removed or added, or along which ``reorder`` works.
+    groups : str or int
+        A formula: the number of groups of rows. ``split`` and ``join`` divide or join each group by itself.
     function : str
         The function of ``values`` (``views.computed.FUNCTIONS``).
     """
@@ -82,6 +84,7 @@ class Step:
     sizes: tuple[str | int, ...] = ()
     axes: tuple[int, ...] = ()
     axis: int = 0
+    groups: str | int = 1
     function: str = ""
 
 
@@ -137,6 +140,13 @@ class Family:
         GGUF keys without the architecture's name that are the number of rows of a module in a layer.
     by_layer : mapping
         GGUF keys without the architecture's name that hold an array of u32, with the formula for each layer type.
+    scalars : mapping
+        Parameters of a layer that hold one number: the GGUF key for an array of f32 with the number of each layer, and
+        the parameter's shape.
+    optional : tuple of str
+        Modules of a layer that a layer may lack although others of its type have them.
+    patterns : mapping
+        Lists of ``config.json`` with a value per layer, and the values that repeat in them; others are refused.
     defaults : mapping
         Keys of ``config.json`` that this family needs and GGUF metadata lack, with the values that llama.cpp assumes.
     assumed : mapping
@@ -149,6 +159,10 @@ class Family:
         Like ``defaults``, for the rotary embedding's parameters; None if the family has no rotary embedding.
     theta : float
         transformers' default of ``rope_theta``.
+    partial_default : float
+        transformers' default of ``partial_rotary_factor``.
+    sections : tuple of int
+        transformers' default of the rotary embedding's ``mrope_section``; empty if llama.cpp has no such key.
     rope_factors : bool
         Whether llama.cpp's graph reads the divisors of Llama 3's scaling.
     log_unit : float
@@ -200,12 +214,17 @@ class Family:
     computed: Mapping[str, str] = field(default_factory=dict)
     rows: Mapping[str, str] = field(default_factory=dict)
     by_layer: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
+    scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    patterns: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     defaults: Mapping[str, object] = field(default_factory=dict)
     assumed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     requires: Mapping[str, str | tuple[object, ...]] = field(default_factory=dict)
     scalar: bool = False
     rope: Mapping[str, object] | None = field(default_factory=dict)
     theta: float = 10000.0
+    partial_default: float = 1.0
+    sections: tuple[int, ...] = ()
     rope_factors: bool = False
     log_unit: float = 0.1
     long_factors: bool = False
@@ -219,7 +238,7 @@ class Family:
     from_metadata: bool = True
 
 
-_LISTS = ("layer", "ends", "heads", "biased", "unused", "required")
+_LISTS = ("layer", "ends", "heads", "biased", "unused", "required", "sections", "optional")
 
 
 def parse_families(text: str, earlier: Mapping[str, Mapping[str, Any]] = {}) -> dict[str, dict[str, Any]]:
@@ -245,13 +264,15 @@ def make_family(record: Mapping[str, Any]) -> Family:
     values = dict(record)
     for key in _LISTS:
         if key in values:
-            values[key] = tuple(module for name in values[key] for module in _GROUPS.get(name, (name,)))
+            values[key] = tuple(item for name in values[key] for item in _GROUPS.get(name, (name,)))
     if "experts" in values:
         values["experts"] = Experts(**values["experts"])
     values["steps"] = tuple(_make_step(step) for step in values.get("steps", ()))
     values["keys"] = tuple((key, name, gguf_type) for key, name, gguf_type in values.get("keys", ()))
     for key in ("fixed", "assumed"):
         values[key] = {name: tuple(value) for name, value in values.get(key, {}).items()}
+    values["patterns"] = {name: tuple(value) for name, value in values.get("patterns", {}).items()}
+    values["scalars"] = {name: (key, tuple(shape)) for name, (key, shape) in values.get("scalars", {}).items()}
     for key in ("defaults", "rope"):
         if key in values:
             values[key] = {name: None if value == "null" else value for name, value in values[key].items()}

@@ -14,11 +14,16 @@ _MAX_SIZE = 1 << 40
 def evaluate(formula: str | int, config: Mapping[str, Any]) -> int:
     """Return the value of a formula: a sum of terms, which are products and quotients of integers and config keys.
 
+    ``a!=b`` is 1 if the formulas ``a`` and ``b`` differ, otherwise 0.
+
     Raises ``UnsupportedError`` ``architecture.config``: a key is missing or no integer above 0, or the result is out of
     range.
     """
     if isinstance(formula, int):
         return formula
+    first, unequal, second = formula.partition("!=")
+    if unequal:
+        return int(evaluate(first, config) != evaluate(second, config))
     total = sum(_term(term, config) for term in formula.split("+"))
     if not 0 <= total < _MAX_SIZE:
         raise UnsupportedError(f"{formula} is {total}, which is out of range", rule="architecture.config")

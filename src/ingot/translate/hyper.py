@@ -51,6 +51,7 @@ _ARCHITECTURE_KEYS = {
 """Keys that llama.cpp reads only for these architectures; ``settings`` handles the sliding window."""
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+_ROPE_KEYS = ("rope_theta", "original_max_position_embeddings")
 _Q_RANK = "q_lora_rank"
 _LATENT = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -190,6 +191,7 @@ def read_keys(family: Family) -> frozenset[str]:
     return frozenset(
         (
             *_keys(family),
+            *(key for key, _ in family.scalars.values()),
             *(
                 f"{family.arch}.{name}"
                 for name in (*repeated, *family.fixed, *family.computed, *family.by_layer, *family.rows)
@@ -219,9 +221,10 @@ def usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     return result | {usual: config[key] for usual, key in family.aliases.items() if config.get(key) is not None}
 
 
-def family_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Undo ``usual_keys``."""
-    return {family.aliases.get(key, key): value for key, value in config.items()}
+def family_keys(config: Mapping[str, Any], family: Family, original: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo ``usual_keys``. Keys that the original ``config.json`` has under the usual names keep them."""
+    usual = {key for key, name in family.aliases.items() if key in original and name not in original}
+    return {key if key in usual else family.aliases.get(key, key): value for key, value in config.items()}
 
 
 def _head_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
@@ -379,9 +382,10 @@ def merge_configs(
     changed = list[str]()
     granted = {*family.defaults, *(["query_pre_attn_scalar"] if family.scalar else [])}
     granted -= {key for key, _ in _keys(family).values()}
-    same_rope = rotary.has_same_rotary(original, read)
+    same_rope = rotary.has_same_rotary(usual_keys(original, family), usual_keys(read, family))
+    rope_keys = {"rope_parameters", *(family.aliases.get(key, key) for key in _ROPE_KEYS), *_ROPE_KEYS}
     for key, value in _completed(read, original).items():
-        if key in ("rope_theta", "rope_parameters", "original_max_position_embeddings") and same_rope:
+        if key in rope_keys and same_rope:
             continue
         if key in ("architectures", "model_type", *granted) and original.get("model_type") is not None:
             continue

@@ -182,7 +182,7 @@ def _omission_of(name: str, family: Family, config: Mapping[str, Any]) -> Omissi
     inner = name if layer is None else layer[2]
     module, _, parameter = inner.rpartition(".")
     modules = family.ends if layer is None else family.layer
-    if inner in family.names or inner in modules or has_step(family, inner):
+    if inner in family.names or inner in family.scalars or inner in modules or has_step(family, inner):
         return None
     if parameter in ("weight", "bias") and (
         module in modules or (layer is not None and _belongs_to_expert(module, family))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.model.tensor import Array
-from ingot.translate.config_numbers import head_size, is_number, same_value, shorten
+from ingot.translate.config_numbers import head_size, is_number, number_error, same_value, shorten
 from ingot.translate.families import FAMILIES, Family
 from ingot.translate.keys import Typed
 
@@ -25,8 +25,9 @@ _FACTOR = "rope.scaling.factor"
 _ORIGINAL = "rope.scaling.original_context_length"
 _LOG = "rope.scaling.yarn_log_multiplier"
 _ATTENTION = "rope.scaling.attn_factor"
+_SECTIONS_KEY = "rope.dimension_sections"
 _BETAS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
-READ = (_THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION, *_BETAS.values())
+READ = (_THETA, _THETA_SLIDING, _SCALING, _FACTOR, _ORIGINAL, _LOG, _ATTENTION, _SECTIONS_KEY, *_BETAS.values())
 """GGUF's keys without the architecture's name that ``to_config`` reads."""
 _MSCALE = ("mscale", "mscale_all_dim")
 _FULL = "full_attention"
@@ -55,6 +56,8 @@ _KEYS = frozenset(
 _LENGTH = "original_max_position_embeddings"
 _POSITIONS = "max_position_embeddings"
 _PARTIAL = "partial_rotary_factor"
+_SECTIONS = "mrope_section"
+_ROTATED = "rotary_dim"
 _PHI3_LENGTH = 4096  # default if Phi-3's config.json states none
 
 
@@ -72,6 +75,11 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     rope.setdefault("rope_theta", _default_theta(config))
     if _PARTIAL in config:
         rope.setdefault(_PARTIAL, config[_PARTIAL])
+    if type(config.get(_ROTATED)) is int and config[_ROTATED] > 0:
+        rope.setdefault(_PARTIAL, config[_ROTATED] / head_size(config))
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is not None and family.partial_default != 1:
+        rope.setdefault(_PARTIAL, family.partial_default)
     rope.setdefault("rope_type", rope.get("type", "default"))
     if rope["rope_type"] in _LONGROPES or (rope["rope_type"] == "yarn" and _FACTORS.keys() <= rope.keys()):
         rope["rope_type"] = _LONGROPE  # early Phi-3 files use "su" or "yarn" for it
@@ -101,6 +109,13 @@ def to_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, list[
     """Return GGUF metadata of the rotary embedding, and descriptions of parameters that llama.cpp has no key for."""
     metadata: Typed = {}
     dropped = _add_metadata(config, family, metadata)
+    if family.sections:
+        sections = rope_of(config).get(_SECTIONS, [*family.sections])
+        if not isinstance(sections, list) or len(sections) > 4 or not all(type(x) is int and x >= 0 for x in sections):
+            raise number_error(_SECTIONS, "a list of up to four numbers", sections)
+        if sum(sections) > head_size(config):  # llama.cpp ends the process
+            raise number_error(_SECTIONS, f"a sum of at most the head's {head_size(config)} dimensions", sections)
+        metadata[f"{family.arch}.{_SECTIONS_KEY}"] = ("array:i32", [*sections, 0, 0, 0, 0][:4])
     return metadata, dropped
 
 

@@ -160,6 +160,17 @@ def require_computed(config: Mapping[str, Any], family: Family) -> None:
             "and always in those; --keep-names writes the tensors under their present names, for other programs",
             rule=config_numbers.RULE,
         )
+    for key, pattern in family.patterns.items():
+        values = config.get(key)
+        values = values if isinstance(values, list) else []
+        unequal = [index for index, value in enumerate(values) if value != pattern[index % len(pattern)]]
+        if unequal:
+            raise UnsupportedError(
+                f"expected {', '.join(map(str, pattern))} to repeat in {key}, which llama.cpp's {family.arch} assumes, "
+                f"found {values[unequal[0]]!r:.40} for layer {unequal[0]}; --keep-names writes the tensors under their "
+                "present names, for other programs",
+                rule=config_numbers.RULE,
+            )
     for key, accepted in family.requires.items():
         value = config_numbers.nested_value(config, key)
         if isinstance(accepted, tuple) and not accepted:
@@ -176,7 +187,7 @@ def require_computed(config: Mapping[str, Any], family: Family) -> None:
 
 def _fixed_values(config: Mapping[str, Any], family: Family) -> dict[str, tuple[object, ...]]:
     defaults = {key: (value,) for key, value in family.defaults.items() if value is not None and key not in _BIASES}
-    fixed = {**_ALL, **defaults, **dict.fromkeys(family.requires, ()), **family.assumed}
+    fixed = {**_ALL, **defaults, **dict.fromkeys((*family.requires, *family.patterns), ()), **family.assumed}
     if family.scalar:
         scalar = attention_scalar(config, family)
         fixed["query_pre_attn_scalar"] = () if scalar is None else (scalar,)

@@ -129,7 +129,9 @@ def _split(checkpoint: Checkpoint, step: Step, config: _Config, family: Family, 
     for name, module, ending in _matches(checkpoint, (fused,), family):
         shape = checkpoint[name].shape
         axis = min(step.axis, max(len(shape) - 1, 0))
-        cuts = _cuts(step, shape[axis], config) if shape else None
+        groups = max(evaluate(step.groups, config), 1)
+        size, remainder = divmod(shape[axis], groups) if shape else (0, 1)
+        cuts = None if remainder else _cuts(step, size, config)
         if cuts is None:
             raise _shape_error(name, shape, f"parts for {', '.join(parts)} along dimension {axis}")
         start = name.removesuffix(module + ending)
@@ -137,9 +139,9 @@ def _split(checkpoint: Checkpoint, step: Step, config: _Config, family: Family, 
         first = 0
         selections[name] = {}
         for part, count in zip(parts, cuts, strict=True):
-            new_shape = (*shape[:axis], count, *shape[axis + 1 :])
+            new_shape = (*shape[:axis], count * groups, *shape[axis + 1 :])
             selections[name][f"{start}{part}{ending}"] = UnitSelection(
-                new_shape, Units(outer, shape[axis], first, count)
+                new_shape, Units(outer * groups, size, first, count)
             )
             first += count
     return split_units(checkpoint, selections) if selections else checkpoint
@@ -160,13 +162,16 @@ def _join(checkpoint: Checkpoint, step: Step, config: _Config, family: Family, *
         outside = [(*shape[:axis], *shape[axis + 1 :]) for shape in shapes]
         if any(len(shape) != len(shapes[0]) for shape in shapes) or len(set(outside)) != 1 or not shapes[0]:
             raise _shape_error(name, shapes[0], f"shapes that can be joined to {fused}")
+        groups = max(evaluate(step.groups, config), 1)
+        if any(shape[axis] % groups for shape in shapes):
+            raise _shape_error(name, shapes[0], f"{groups} groups of rows for {fused}")
         total = sum(shape[axis] for shape in shapes)
-        outer = prod(shapes[0][:axis])
+        outer = prod(shapes[0][:axis]) * groups
         units = {}
         first = 0
         for member, shape in zip(members, shapes, strict=True):
-            units[member] = Units(outer, total, first, shape[axis])
-            first += shape[axis]
+            units[member] = Units(outer, total // groups, first, shape[axis] // groups)
+            first += shape[axis] // groups
         shape = shapes[0]
         joined[f"{start}{fused}{ending}"] = ((*shape[:axis], total, *shape[axis + 1 :]), units)
     return interleave(checkpoint, joined) if joined else checkpoint

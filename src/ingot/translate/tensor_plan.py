@@ -87,6 +87,9 @@ def plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fami
             plan.omissions[name] = Omission(f"config.json has {layers} layers; later ones predict further tokens")
         elif omission is not None:
             plan.omissions[name] = omission
+        elif layer is not None and layer[1] in family.scalars:
+            key, _ = family.scalars[layer[1]]
+            plan.omissions[name] = Omission(f"the metadata hold its value as {key}", superseded=True)
         elif expert is not None:
             stacks.setdefault(expert.stacked, {})[expert.expert] = name
         elif (new := names.to_gguf(name)) is not None:

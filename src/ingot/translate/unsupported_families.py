@@ -118,11 +118,7 @@ def _reason(config: Mapping[str, Any], model_type: Any) -> str:
     text_model = config.get("text_config")
     text_model = text_model.get("model_type") if isinstance(text_model, Mapping) else None
     if isinstance(text_model, str):
-        translated = ", whose text model Ingot can translate by itself" if text_model in FAMILIES else ""
-        return (
-            f"{str(model_type)[:80]!r} is a model of several parts around {text_model[:80]!r}{translated}, "
-            "and not translated"
-        )
+        return f"{str(model_type)[:80]!r} is a model of several parts around {text_model[:80]!r}, and not translated"
     if model_type is None:
         return "config.json states no model_type"
     reason = refusal_reasons().get(str(model_type))

@@ -26,7 +26,7 @@ from ingot.model.reading.view import View, derive_checkpoint
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
-from ingot.translate import companions, hyper, keys, pooling, rotary
+from ingot.translate import companions, hyper, keys, layer_scalars, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
 from ingot.translate.expected import absent_tensors
 from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, family_of, has_classifier
@@ -44,6 +44,7 @@ from ingot.translate.tensor_plan import (
     plan_to_gguf,
     plan_to_model,
 )
+from ingot.translate.text_models import with_text_config, with_usual_names
 from ingot.translate.unsupported_families import missing_config, require_family, unknown_architecture
 from ingot.views.dense import Change, add, change
 from ingot.views.nvfp4_scales import join_second_scales, rounded_second_scales, split_second_scales
@@ -77,15 +78,16 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         The package gguf is not installed.
     UnsupportedError
         ``architecture.unknown``, ``architecture.config``, ``architecture.rows``, ``architecture.tokenizer``,
-        ``architecture.tokens``, ``architecture.pooling``.
+        ``architecture.tokens``, ``architecture.pooling``, ``architecture.names``.
     FormatError
         ``architecture.companion``: ``config.json`` is no JSON object.
     """
     files = companions.read_files(checkpoint.companions)
-    config = companions.parse_file(files, CONFIG)
+    files, config = with_text_config(files, companions.parse_file(files, CONFIG))
     family = require_family(config if CONFIG in files else None, checkpoint.location)
     config = hyper.usual_keys(config, family)
-    original = checkpoint
+    named = with_usual_names(checkpoint, family)
+    original = checkpoint = named.checkpoint
     packed = packed_latent(checkpoint) if family.latent else []
     can_split = not packed
     checkpoint = apply_steps(split_second_scales(checkpoint), config, family)
@@ -106,6 +108,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
             for name in checkpoint
             if name.endswith(f".{module}.weight") and len(checkpoint[name].shape) == 2
         }
+    typed |= layer_scalars.to_metadata(checkpoint, family)
     tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
@@ -127,7 +130,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     view = change(view, changes)
     view = _with_label(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
     renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
-    return View(view, [renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted))
+    return View(view, [*named.notes, renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted))
 
 
 def _describe_rounding(
@@ -256,11 +259,12 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         for name, tensor in omitted.items()
         if name in rotary.TENSORS and tensor.size <= rotary.MAX_FACTORS and _is_small(name, tensor)
     }
+    view = layer_scalars.add_tensors(view, metadata, family, _main_dtype(view))
     config = hyper.to_config(metadata, family, list(view), factors)
     if family.steps:
         view = undo_steps(view, {**hyper.usual_keys(original, family), **config}, family)
         view = change(view, _narrowing_computed(view, family))
-    config = hyper.family_keys(config, family)
+    config = hyper.family_keys(config, family, original)
     changed = list[str]()
     dtype_key = "torch_dtype" if "torch_dtype" in original and "dtype" not in original else "dtype"
     config[dtype_key] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_dtype(view), "float32")

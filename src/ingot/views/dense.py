@@ -81,7 +81,7 @@ def add(checkpoint: Checkpoint, arrays: Mapping[str, Array]) -> Checkpoint:
 
     Raises ``UsageError`` ``view.name``, ``view.delta``.
     """
-    tensors = {name: np.ascontiguousarray(values, np.float32) for name, values in arrays.items()}
+    tensors = {name: np.asarray(values, np.float32, order="C") for name, values in arrays.items()}
 
     def added(name: str) -> BuildTensor:
         def make() -> Tensor:

@@ -11,6 +11,8 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UnsupportedError
+from ingot.translate import hyper, rotary, settings
+from ingot.translate.families import FAMILIES
 from tests.support import model_folder
 
 pytest.importorskip("gguf")
@@ -303,3 +305,50 @@ def test_heads_that_llama_cpp_has_not_are_lost(tmp_path: Path) -> None:
             ingot.convert(source, tmp_path / f"{number}.gguf")
         assert caught.value.rule == "account.lost"
         assert name in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "rotated", "theta"),
+    [
+        ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 50000}, 8, 50000.0),  # as Pythia states them
+        ("gpt_neox", {}, 4, 10000.0),
+        ("glm", {}, 8, 10000.0),
+        ("stablelm", {}, 4, 10000.0),
+        ("minimax_m2", {"rotary_dim": 12}, 12, 5000000.0),
+        ("cohere", {}, 16, 500000.0),
+    ],
+)
+def test_a_family_has_the_rotary_embedding_of_its_class(
+    model_type: str, config: dict[str, Any], rotated: int, theta: float
+) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4}
+    config = hyper.usual_keys({**sizes, "model_type": model_type, **config}, FAMILIES[model_type])
+    metadata, dropped = rotary.to_metadata(config, FAMILIES[model_type])
+    assert (rotary.rotated_size(config), dropped) == (rotated, [])
+    assert metadata.get(f"{FAMILIES[model_type].arch}.rope.freq_base") == ("f32", theta)
+
+
+def test_sections_of_positions_that_end_llama_cpp_are_refused() -> None:
+    config = {"model_type": "qwen3_5_text", "hidden_size": 64, "num_attention_heads": 4}
+    with pytest.raises(UnsupportedError, match="mrope_section") as caught:
+        rotary.to_metadata(config, FAMILIES["qwen3_5_text"])
+    assert caught.value.rule == "architecture.config"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "key"),
+    [
+        ("llama4_text", {"layer_types": ["chunked_attention"] * 4}, "layer_types"),
+        ("llama4_text", {"use_qk_norm": False, "num_local_experts": 16}, "use_qk_norm"),
+        ("llama4_text", {"use_qk_norm": True, "num_local_experts": 128}, "use_qk_norm"),
+        ("qwen3_next", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("qwen2_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+    ],
+)
+def test_layers_that_llama_cpp_arranges_otherwise_are_refused(
+    model_type: str, config: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=key) as caught:
+        settings.require_computed(config, FAMILIES[model_type])
+    assert caught.value.rule == "architecture.config"

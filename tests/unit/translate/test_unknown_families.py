@@ -22,7 +22,7 @@ UNKNOWN: dict[str, tuple[dict[str, Any] | None, str]] = {
     "another": ({"model_type": "helium"}, "helium"),
     "none": ({"model_type": None}, "states no model_type"),
     "number": ({"model_type": 5}, "'5'"),
-    "wrapper": ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "gemma3_text"),
+    "wrapper": ({"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text"}}, "gemma3n_text"),
     "no config": (None, "no config.json"),
 }
 
