@@ -29,6 +29,8 @@ _BETWEEN = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
 _WHITESPACE_SPLIT = {"type": "WhitespaceSplit"}
 BYTE_FALLBACK_DROPPED = "bytes of characters without a token: for Unigram llama.cpp has one token for all of them"
 
+NO_PREFIX_DROPPED = "the beginning of a text without a space: llama.cpp adds one if it removes spaces"
+
 
 def to_gguf_token(text: str) -> str:
     """Return llama.cpp's spelling of a WordPiece token."""
@@ -137,6 +139,8 @@ def unigram_metadata(tokenizer: Mapping[str, Any], types: Sequence[int]) -> tupl
     prepends = any(step.get("type") == "Prepend" for step in steps_of(tokenizer.get("normalizer"), "normalizers"))
     metadata[PREFIX] = ("bool", prepends or last.get("prepend_scheme", "always") != "never")
     metadata[SPACES] = ("bool", squeezes_spaces or splits_words)
+    if metadata[SPACES][1] and not metadata[PREFIX][1]:
+        dropped.append(NO_PREFIX_DROPPED)
     dropped += [BYTE_FALLBACK_DROPPED] if tokenizer["model"].get("byte_fallback") is True else []
     return metadata, dropped
 
