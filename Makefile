@@ -138,7 +138,7 @@ families: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
 	PYTHONPATH=.:$(abspath $(VENV).xllamacpp) $(BIN)/python tools/families.py
 
 tokens: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
-	PYTHONPATH=$(abspath $(VENV).xllamacpp) $(PYTEST) --must-run -m "" tests/interop/test_llama_tokens.py
+	PYTHONPATH=$(abspath $(VENV).xllamacpp) $(PYTEST) --must-run -m "" tests/interop/test_llama_tokens.py tests/interop/test_llama_vocabularies.py
 
 $(VENV).xllamacpp/.installed:
 	rm -rf $(VENV).xllamacpp

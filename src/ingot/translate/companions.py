@@ -23,6 +23,7 @@ from ingot.translate import (
     pooling,
     sentencepiece,
     special_tokens,
+    tekken,
     tokenizer,
     vocabulary,
     wordpiece_unigram,
@@ -42,18 +43,19 @@ _IN_FOLDER = re.compile(r"additional_chat_templates/\w[\w.-]{0,80}\.jinja|[0-9]{
 _TEXT = (chat_templates.JINJA,)
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model")
 """Trained SentencePiece models; metadata contain their bytes as base64. The second name is XLM-RoBERTa's."""
+_LARGE = (TOKENIZER, tekken.FILE)
 RULE = "architecture.companion"
 
 
 def read_files(companions: Mapping[str, str]) -> dict[str, str]:
     """Return the text of the companions that metadata can hold; raises ``FormatError`` ``architecture.companion``."""
     texts = {}
-    order = (*_JSON, *_LISTS, *_TEXT, TOKENIZER, *SENTENCEPIECE_FILES)
+    order = (*_JSON, *_LISTS, *_TEXT, *_LARGE, *SENTENCEPIECE_FILES)
     for name in sorted(
         filter(_is_storable, companions), key=lambda name: order.index(name) if name in order else len(order)
     ):
         store, file = Location.parse(companions[name]).find(io="pread")
-        data = store.read(file, MAX_CONFIG * (8 if name == TOKENIZER else 1), RULE)
+        data = store.read(file, MAX_CONFIG * (8 if name in _LARGE else 1), RULE)
         try:
             texts[name] = b64encode(data).decode() if name in SENTENCEPIECE_FILES else data.decode()
         except UnicodeDecodeError as error:
@@ -63,7 +65,7 @@ def read_files(companions: Mapping[str, str]) -> dict[str, str]:
 
 def _is_storable(name: str) -> bool:
     """Return whether GGUF metadata can hold a companion unchanged."""
-    return name in (*_JSON, *_LISTS, *_TEXT, TOKENIZER, *SENTENCEPIECE_FILES) or _IN_FOLDER.fullmatch(name) is not None
+    return name in (*_JSON, *_LISTS, *_TEXT, *_LARGE, *SENTENCEPIECE_FILES) or _IN_FOLDER.fullmatch(name) is not None
 
 
 def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed, list[str]]:
@@ -87,9 +89,12 @@ def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed,
     """
     parsed_tokenizer = demo_vocabulary.expand(parse_file(files, TOKENIZER))
     settings = parse_file(files, SETTINGS)
-    if TOKENIZER in files:
+    if TOKENIZER not in files and tekken.FILE in files:
+        parsed_tokenizer = tekken.expand(parse_file(files, tekken.FILE))
+    if parsed_tokenizer or TOKENIZER in files:
         converted = tokenizer.to_metadata(parsed_tokenizer, rows)
-        ids = tokenizer.ids_by_convention(parsed_tokenizer)
+        from_tekken = TOKENIZER not in files
+        ids = (tekken if from_tekken else tokenizer).ids_by_convention(parsed_tokenizer)
         added_around = special_tokens.begins_and_ends(parsed_tokenizer)
     else:
         trained = _read_sentencepiece(files)
@@ -186,7 +191,7 @@ def _describe_assumed_tokens(typed: keys.Typed) -> list[str]:
 
 def _no_tokenizer() -> UnsupportedError:
     return UnsupportedError(
-        f"there is no tokenizer ({TOKENIZER}, {', '.join(SENTENCEPIECE_FILES)}), and llama.cpp needs one in its file; "
+        f"there is no tokenizer ({', '.join((*_LARGE, *SENTENCEPIECE_FILES))}), and llama.cpp needs one in its file; "
         "put the model's tokenizer next to its weights, or pass --no-tokenizer for a file that takes ids of tokens",
         rule=tokenizer.RULE,
     )
@@ -199,7 +204,7 @@ def parse_file(files: Mapping[str, str], name: str) -> dict[str, Any]:
     """
     if name not in files:
         return {}
-    if name != TOKENIZER:
+    if name not in _LARGE:
         return parse_config(files[name].encode(), RULE, name)
     try:
         parsed = json.loads(files[name])

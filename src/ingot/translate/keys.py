@@ -43,6 +43,7 @@ READ = frozenset(
         *(ID.format(IDS[role]) for role in ("bos", "eos", "pad", "unk", "sep", "mask")),
         *("tokenizer.ggml.token_type_count", "tokenizer.ggml.precompiled_charsmap"),
         *("tokenizer.ggml.add_space_prefix", "tokenizer.ggml.remove_extra_whitespaces"),
+        *("tokenizer.ggml.normalizer.lowercase", "tokenizer.ggml.normalizer.strip_accents"),
     )
 )
 """Tokenizer keys that ``tokenizer.json`` and ``tokenizer_config.json`` are built from, named templates included."""

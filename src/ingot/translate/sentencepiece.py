@@ -16,7 +16,15 @@ from ingot.core.parsing.wire import FIXED32, Field, Node, Rules
 from ingot.translate import keys
 from ingot.translate.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, Typed
 from ingot.translate.vocabulary import PAD_SCORE, Vocabulary, lay_out
-from ingot.translate.wordpiece_unigram import BYTE_FALLBACK_DROPPED, CHARSMAP, PREFIX, SPACE, SPACES, UGM
+from ingot.translate.wordpiece_unigram import (
+    BYTE_FALLBACK_DROPPED,
+    CHARSMAP,
+    NO_PREFIX_DROPPED,
+    PREFIX,
+    SPACE,
+    SPACES,
+    UGM,
+)
 
 RULE = "architecture.companion"
 _RULES = Rules(RULE, RULE, RULE, RULE)
@@ -110,7 +118,9 @@ def read(data: bytes, location: str) -> SentencePieces | None:
     squeezes_spaces = rules.get(_EXTRA, 1) != 0
     dropped = list[str]()
     dropped += ["spaces behind words"] if trainer.get(_SUFFIX, 0) else []
-    dropped += [BYTE_FALLBACK_DROPPED] if model_type == _UNIGRAM and trainer.get(_BYTES, 0) else []
+    if model_type == _UNIGRAM:
+        dropped += [BYTE_FALLBACK_DROPPED] if trainer.get(_BYTES, 0) else []
+        dropped += [NO_PREFIX_DROPPED] if squeezes_spaces and not rules.get(_DUMMY, 1) else []
     if model_type == _BPE:
         dropped += [f"the normalizer {name[:40]}"] if charsmap else []
         dropped += ["remove_extra_whitespaces"] if squeezes_spaces else []

@@ -153,6 +153,7 @@ def _wordpiece_metadata(
         MODEL: ("string", wordpiece_unigram.WPM),
         PRE: ("string", "default"),
         TOKENS: ("array:string", to_gguf_token),
+        **wordpiece_unigram.case_metadata(tokenizer),
     }
     return metadata, wordpiece_unigram.wordpiece_differences(tokenizer, normal_texts)
 
@@ -365,7 +366,7 @@ def _spaced_bpe_files(vocab: Mapping[str, int], merges: list[list[str]], steps: 
 def _wordpiece_files(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    return wordpiece_unigram.wordpiece(vocab, settings), []
+    return wordpiece_unigram.wordpiece(metadata, vocab, settings), []
 
 
 def _unigram_files(
