@@ -6,6 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained("folder")  # packed .zt, .squizd, MLX's safetensors
     model.save_pretrained("copy")  # packed layers stay packed
     ingot.hf.use_kv_cache(model, "int4")  # keys and values in packed blocks
+    Trainer(..., callbacks=[ingot.hf.DeltaCheckpoint("steps")])  # each step as an exact delta (``spec/training.md``)
 
 Raises ``MissingExtraError`` if torch or transformers is not installed.
 """
@@ -23,6 +24,7 @@ _quantizer = require("ingot.runtime.loading.transformers_quantizer", EXTRA)
 _quantizer.register()
 
 IngotConfig = _quantizer.IngotConfig
+DeltaCheckpoint = require("ingot.runtime.training.delta_checkpoint", EXTRA).DeltaCheckpoint
 use_kv_cache = KV_CACHES[PACKED].use_kv_cache
 
-__all__ = ["IngotConfig", "use_kv_cache"]
+__all__ = ["DeltaCheckpoint", "IngotConfig", "use_kv_cache"]
