@@ -80,7 +80,7 @@ def deltatensors_saver(folder: Path) -> Callable[[Any, int], None]:
     previous: dict[str, torch.Tensor] = {}
 
     def save(model: Any, step: int) -> None:
-        state = model.state_dict()
+        state = {name: value.float() for name, value in model.state_dict().items()}  # it does not take bf16
         if previous:
             deltatensors.save_delta(folder / f"{step}.wdelta", state, previous, strategy="int4", use_gpu=False)
         previous.update({name: value.clone() for name, value in state.items()})

@@ -47,6 +47,7 @@ _ENTRIES: tuple[tuple[str, str, tuple[Sign, ...]], ...] = (
     ("gguf", "ingot.formats.gguf.format:GgufFormat", (".gguf", (0, b"GGUF"))),
     ("onnx", "ingot.formats.onnx.format:OnnxFormat", (".onnx",)),
     ("fsdp-ranks", "ingot.formats.torch.fsdp_ranks:FsdpRanksFormat", (".pt",)),
+    ("deepspeed-zero", "ingot.formats.torch.zero_ranks:ZeroRanksFormat", (".pt", "latest")),
     ("torch", "ingot.formats.torch.format:TorchFormat", _TORCH),
     ("torch-distributed", "ingot.formats.torch.distributed:TorchDistributedFormat", (".metadata", ".distcp")),
     ("coreml", "ingot.formats.coreml.format:CoremlFormat", ("manifest.json",)),
