@@ -225,7 +225,7 @@ class _Reader:
             if name in tensors and isinstance(alias, str):
                 tensors[alias] = replace(tensors[name], name=alias)
         if not tensors:
-            raise UnsupportedError("expected weights, found none", rule="torchfile.content", where=self._name)
+            raise UnsupportedError("the files contain no weights", rule="torchfile.content", where=self._name)
         unknown = next(
             (key for key, value in model.mapping("module").items() if _is_unknown(key, value, tensors)), None
         )
@@ -265,7 +265,7 @@ class _Reader:
         if len({part.dtype.name for part in parts}) > 1:
             raise FormatError(RULE, "expected one element type in all ranks", where=location)
         if not parts:
-            raise UnsupportedError("expected elements, found none", rule="torchfile.tensor", where=location)
+            raise UnsupportedError("the tensor has no elements", rule="torchfile.tensor", where=location)
         flat = sharded_tensor(name, parts[0].dtype, (prod(shape),), chunks, tuple(self._sources), location)
         return replace(flat, shape=shape)
 
