@@ -7,6 +7,7 @@
     model.save_pretrained("copy")  # packed layers stay packed
     ingot.hf.use_kv_cache(model, "int4")  # keys and values in packed blocks
     ingot.hf.use_adapters(model, ["style"])  # LoRA beside the layers; [] restores the base
+    Trainer(..., callbacks=[ingot.hf.DeltaCheckpoint("steps")])  # each step as an exact delta (``spec/training.md``)
 
 Raises ``MissingExtraError`` if torch or transformers is not installed.
 """
@@ -26,7 +27,8 @@ _quantizer.register()
 _adapters = require("ingot.runtime.layers.adapters", EXTRA)
 
 IngotConfig = _quantizer.IngotConfig
+DeltaCheckpoint = require("ingot.runtime.training.delta_checkpoint", EXTRA).DeltaCheckpoint
 use_adapters = _adapters.use_adapters
 use_kv_cache = KV_CACHES[PACKED].use_kv_cache
 
-__all__ = ["IngotConfig", "use_adapters", "use_kv_cache"]
+__all__ = ["DeltaCheckpoint", "IngotConfig", "use_adapters", "use_kv_cache"]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ingot.core.registry import Instances, Registry
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Format
-from ingot.formats.shared.foreign import HEAD, TRUNCATED_HINT, WEIGHT_SUFFIXES, foreign_file
+from ingot.formats.shared.foreign import HEAD, TRUNCATED_HINT, WEIGHT_SUFFIXES, foreign_file, refuse_orbax
 from ingot.model.store import CachedStore, Store
 from ingot.naming.config import CONFIG
 
@@ -47,6 +47,7 @@ _ENTRIES: tuple[tuple[str, str, tuple[Sign, ...]], ...] = (
     ("gguf", "ingot.formats.gguf.format:GgufFormat", (".gguf", (0, b"GGUF"))),
     ("onnx", "ingot.formats.onnx.format:OnnxFormat", (".onnx",)),
     ("fsdp-ranks", "ingot.formats.torch.fsdp_ranks:FsdpRanksFormat", (".pt",)),
+    ("deepspeed-zero", "ingot.formats.torch.zero_ranks:ZeroRanksFormat", (".pt", "latest")),
     ("torch", "ingot.formats.torch.format:TorchFormat", _TORCH),
     ("torch-distributed", "ingot.formats.torch.distributed:TorchDistributedFormat", (".metadata", ".distcp")),
     ("coreml", "ingot.formats.coreml.format:CoremlFormat", ("manifest.json",)),
@@ -205,6 +206,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
     last = _last_resort(names, store) or _fallback(names, store)
     if last is not None:
         return last
+    refuse_orbax(names)
     if store is not None:
         _refuse_foreign(names, store)
     raise UsageError(

@@ -6,6 +6,7 @@ contents, in particular no pickle.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import UnsupportedError
@@ -50,6 +51,7 @@ _PICKLE = (
     "a pickle can run code when it is loaded, so Ingot opens none; files of torch.save are read if the name "
     "ends in .bin or .pt; save anything else as safetensors in the program that made it"
 )
+_FLAX = "read them with flax.serialization.msgpack_restore, and save them with safetensors.flax.save_file"
 _AGAIN = "the download failed: read the text in the file, and download it again"
 
 # The order matters: of several rows with the same magic, the first row with fitting suffixes (or none) applies.
@@ -121,11 +123,29 @@ def foreign_file(name: str, head: bytes) -> UnsupportedError | None:
     row = _row(name, head)
     if row is not None:
         return _refusal(row.rule, row.description, row.advice, name)
+    if name.lower().endswith(".msgpack"):
+        return _refusal("detect.flax", "Flax weights (msgpack)", _FLAX, name)
     if name.lower().endswith(_UNFINISHED):
         return _refusal(
             "detect.unfinished", "a download that is not complete", "let the download finish, or start it again", name
         )
     return None
+
+
+_ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process_0/")
+
+
+def refuse_orbax(names: Sequence[str]) -> None:
+    """Raise ``UnsupportedError`` ``detect.orbax`` for a folder that Orbax wrote, by the names of its files."""
+    sign = next((name for name in _ORBAX if name in names), None)
+    if sign is not None:
+        raise _refusal(
+            "detect.orbax",
+            f"an Orbax checkpoint ({sign})",
+            "restore it with orbax.checkpoint.StandardCheckpointer().restore, and save the arrays with "
+            "safetensors.flax.save_file",
+            "",
+        )
 
 
 def _refusal(rule: str, description: str, advice: str, name: str) -> UnsupportedError:

@@ -1,4 +1,4 @@
-"""Read squish's older container: the arrays of a Squish directory in one ``.npz`` archive, with a separate manifest."""
+"""Read ``.npz`` archives: arrays of ``numpy.savez``, or those of a Squish directory with a separate manifest."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from dataclasses import replace
 from ingot.core.files.archive import Archive
 from ingot.core.files.archive_members import Member
 from ingot.errors import FormatError
-from ingot.ext.squish.npydir.names import FOLDER, MANIFEST, READY
+from ingot.ext.squish.npydir import npy
+from ingot.ext.squish.npydir.names import FOLDER, MANIFEST, READ_SUFFIXES, READY
 from ingot.ext.squish.npydir.reader import read_catalog
 from ingot.formats.base import Catalog, ReadOnlyFormat
 from ingot.model.bytesource import ByteSource, MemorySource
+from ingot.model.layouts.dense import DATA, DenseLayout
+from ingot.model.part import Part
 from ingot.model.store import Listing, Store
+from ingot.model.tensor import Tensor
 
 SUFFIX = ".npz"
 _MAGIC = b"PK\x03\x04"
+_ARRAY = ".npy"
+_PREAMBLE = 12
+_SQUISH = tuple(f"__{suffix}" for suffix in READ_SUFFIXES)
 _WHY = (
-    "Ingot only reads squish's .npz, which is slow to write and cannot be mapped: write a directory (--format npydir)"
+    "Ingot only reads .npz, which is slow to write and cannot be mapped: write safetensors, or a Squish directory "
+    "(--format npydir)"
 )
 
 
@@ -31,11 +39,11 @@ def manifest_names(name: str) -> tuple[str, str]:
 
 
 class NpzFormat(ReadOnlyFormat):
-    """Format of a Squish directory's arrays as members of a zip archive that ``numpy.savez_compressed`` wrote."""
+    """Format of arrays in a zip archive of ``numpy.savez``; with a manifest, they form a Squish directory."""
 
     name = "npz"
     suffixes: tuple[str, ...] = (SUFFIX,)
-    summary = "squish's older container: .npz and a separate manifest; read only"
+    summary = "arrays of numpy.savez, or squish's older container: .npz and a separate manifest; read only"
     why_read_only = _WHY
     read_only_rule = "npz.read-only"
 
@@ -53,15 +61,10 @@ class NpzFormat(ReadOnlyFormat):
         Raises ``FormatError`` ``npz.manifest``, and errors with the rules of spec/npydir.md and ``archive.*``.
         """
         manifest = next((candidate for candidate in manifest_names(name) if store.exists(candidate)), None)
-        if manifest is None:
-            raise FormatError(
-                "npz.manifest",
-                f"expected the manifest {manifest_names(name)[0]} in the same folder, but it does not exist; if "
-                "another program wrote the arrays, load them with numpy.load and save them with ingot.save",
-                where=name,
-            )
         source = store.open(name)
         try:
+            if manifest is None:
+                return _plain_catalog(source, name)
             catalog = read_catalog(_Members(store, source, manifest), verify=verify)
         except BaseException:
             source.close()
@@ -69,6 +72,46 @@ class NpzFormat(ReadOnlyFormat):
         heads = b"".join(head for key, head in sorted(catalog.headers.items()) if key != MANIFEST)
         headers = {name: heads, manifest: catalog.headers[MANIFEST]}
         return replace(catalog, headers=headers, sources=(*catalog.sources, source), notes=catalog.notes)
+
+
+def _plain_catalog(source: ByteSource, name: str) -> Catalog:
+    """Return the arrays of ``numpy.savez`` or ``numpy.savez_compressed``, each a tensor of its name.
+
+    Raises
+    ------
+    FormatError
+        ``npz.manifest``: arrays of squish, which their manifest describes; ``npz.member``: a member that is no array;
+        ``archive.*``, and the rules of ``.npy`` headers, such as ``npydir.npy-object`` for Python objects.
+    UnsupportedError
+        ``npydir.npy-dtype``
+    """
+    archive = Archive(source.readinto, source.size)
+    entries = [entry for entry in archive.entries() if not entry.is_folder]
+    if any(entry.name.removesuffix(_ARRAY).endswith(_SQUISH) for entry in entries):
+        raise FormatError(
+            "npz.manifest",
+            f"expected the manifest {manifest_names(name)[0]} in the same folder, which describes the arrays, but it "
+            "does not exist",
+            where=name,
+        )
+    tensors: dict[str, Tensor] = {}
+    heads = []
+    for entry in entries:
+        location = f"{name}: {entry.name[:200]}"
+        tensor_name = entry.name.removesuffix(_ARRAY)
+        if not entry.name.endswith(_ARRAY) or not tensor_name:
+            raise FormatError("npz.member", "expected arrays whose names end in .npy", where=location)
+        member = Member(archive, entry, location)
+        first_bytes = bytes(member.view(0, min(member.size, npy.MAX_HEADER + _PREAMBLE)))
+        head = first_bytes[: npy.header_span(first_bytes[:_PREAMBLE], location)]
+        header = npy.parse(head, location)
+        npy.check_size(header, member.size, location)
+        part = Part(header.dtype, header.nbytes, member, header.offset, where=f"{location}: {DATA}")
+        tensors[tensor_name] = Tensor(tensor_name, header.shape, header.dtype, DenseLayout.codec, {DATA: part})
+        heads.append(entry.name.encode() + head)
+    if not tensors:
+        raise FormatError("npz.member", "expected arrays, found an empty archive", where=name)
+    return Catalog(tensors, headers={name: b"".join(heads)}, sources=(source,))
 
 
 class _Members(Store):

@@ -1,0 +1,1 @@
+"""Saving of the steps of a training run."""
