@@ -48,7 +48,8 @@ ENTROPY = ("bf16", "f16", "f32")
 _CHUNK = 1 << 20
 _FULL_TENSOR_FACTOR = 1.02
 _FULL_TENSOR_BYTES = 64
-"""A full tensor must be smaller by these, because a difference records its base, and equal parts cost nothing."""
+"""A full tensor replaces an exact difference only if it is smaller by this factor and this number of bytes, because a
+difference records its base, and its equal parts cost nothing."""
 
 
 def exact_dtype(pair: TensorPair) -> str | None:
