@@ -110,7 +110,7 @@ _BLOCK = 1 << 16  # elements that are decoded at a time on their way into a stri
 
 
 class RowReader(Protocol):
-    """Sequential decoding, in memory bounded by the chunk."""
+    """A sequential reader of a tensor's decoded rows; it holds about a chunk if the codec ``streams``."""
 
     def read_into(self, out: Array) -> None:
         """Decode the next ``len(out)`` rows into ``out`` ([rows, cols], writable), rounding once to ``out.dtype``."""
@@ -333,7 +333,7 @@ class ChunkParts(dict[str, Array]):
 
 
 class RepackReader(Protocol):
-    """Sequential repacking, in memory bounded by the chunk."""
+    """A sequential reader that returns a tensor's parts in another layout, by chunks of rows."""
 
     def read(self, rows: int) -> dict[str, Array]:
         """Return each part's next bytes for the next ``rows`` rows. Per-tensor parts come with the first chunk."""

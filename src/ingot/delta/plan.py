@@ -299,7 +299,7 @@ class DiffPlannerData(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_planner(cls, planner: DiffPlanner) -> DiffPlannerData:
-        """Return the fields of a planner."""
+        """Return ``planner`` as data for another process."""
         return cls(planner.container, planner.strategy, planner.is_default, to_json_value(planner.options))
 
     def __call__(self, pair: TensorPair, storage: Storage | None = None, count: int | None = None) -> PlannedDiffData:

@@ -71,7 +71,7 @@ class OpenLibrary:
 
     @property
     def location(self) -> str:
-        """The library's name in messages."""
+        """The library's address or path without secrets, for messages."""
         return self.root.display
 
     def objects(self) -> Objects:

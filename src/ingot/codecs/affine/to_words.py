@@ -248,7 +248,7 @@ class TransposedReader:
         return parts
 
     def finish(self) -> None:
-        """Do nothing: each pass ends with ``read``."""
+        """Do nothing: ``read`` finishes its source at the end of each pass."""
 
     def _transpose(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
         """Write words ``line`` to ``end`` of each row of ``codes`` transposed into ``out``; ``row`` is the index of the

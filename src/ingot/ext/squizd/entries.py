@@ -205,7 +205,7 @@ def rounds_of(
 
 
 def base_id(run: Run) -> int:
-    """Return the id of entries without bit 63."""
+    """Return the id of the run's entries, with bit 63 cleared."""
     return run.id & ~SUB_BLOCK_BIT
 
 

@@ -61,7 +61,7 @@ class Passes:
         return self.model.settings.fisher
 
     def run(self) -> dict[str, Any]:
-        """Return all arrays by ``NAME:FIELD``, mapped from files."""
+        """Run all passes that are not complete; return the arrays by ``NAME:FIELD``, mapped from files."""
         count = len(self.model.layers)
         self._step("enter", 1, self._enter)
         for index in range(count):
