@@ -74,7 +74,7 @@ def tensor_ids(
 
 
 def content_of(ids: Mapping[str, TensorId]) -> str:
-    """Return the content id for the lines of tensors."""
+    """Return the content id of an artifact whose tensors have the ids ``ids``, by name."""
     running = Blake3()
     for name in sorted(ids):
         item = ids[name]

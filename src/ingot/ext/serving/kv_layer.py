@@ -256,7 +256,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         return None
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """Select the sequences with these indices, in their order."""
+        """Keep the sequences with the indices ``beam_idx``, in the order of the indices."""
         self._select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
