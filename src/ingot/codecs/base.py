@@ -322,10 +322,11 @@ class Codec(Decoder):
 
 
 class ChunkParts(dict[str, Array]):
-    """The parts of one chunk, for encoders whose ``decode`` needs more than the chunk's bytes.
+    """The parts of one chunk, for encoders whose ``decode`` needs more than the bytes of these parts.
 
-    ``start`` is the number of rows before the chunk. ``within`` is the input of ``decode``: parts of the chunk alone,
-    or the parts that an inner encoder returned. A mapping of another class contains the parts of an entire tensor.
+    ``start`` is the number of rows before the chunk. ``within`` is what the ``decode`` of an inner encoder receives:
+    the parts that it returned for this chunk. A mapping that is no ``ChunkParts`` contains the parts of an entire
+    tensor.
     """
 
     start: int = 0

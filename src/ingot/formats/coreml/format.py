@@ -1,4 +1,4 @@
-"""The Core ML format."""
+"""The format of Core ML packages (``.mlpackage``): which tensors they can store, and their reader and writer."""
 
 from __future__ import annotations
 
