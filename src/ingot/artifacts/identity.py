@@ -61,7 +61,7 @@ def content_id(
 def tensor_ids(
     tensors: Iterable[Tensor], *, workers: int | None = None, progress: ProgressCallback | None = None
 ) -> dict[str, TensorId]:
-    """Return the lines of ``tensors`` by name. Raises the errors of ``content_id``."""
+    """Return the ids of ``tensors`` by name: element type, shape and digest. Raises the errors of ``content_id``."""
     selected: Sequence[Tensor] = list(tensors)
     require_in_proportion(selected, "content id")
     state = Progress(sum(tensor.nbytes for tensor in selected), progress)
