@@ -35,6 +35,12 @@ _GGUF = "adapter."  # before the names of an adapter's settings
 _METHODS = {"LORA": "LoRA", "DORA": "DoRA"}
 _SIBLINGS = (".bias", ".alpha", ".dora_scale", ".m")
 _MERGE = "merge it into its base (`ingot merge BASE ADAPTER -o OUT`) and use the merged model"
+_CONVERT = "`ingot adapter convert` writes it for {}"
+_USES = {
+    "PEFT": f"{_MERGE}; {_CONVERT.format('llama.cpp (--lora) and for mlx_lm')}",
+    "MLX": f"{_MERGE}; {_CONVERT.format('PEFT and for llama.cpp (--lora)')}",
+    "GGUF": f"llama.cpp loads it together with its base by --lora; {_MERGE}",
+}
 _OTHER_METHODS = "merge it with the program that trained it (PEFT: merge_and_unload), and use the merged model"
 
 
@@ -49,8 +55,8 @@ class Adapter:
     def describe(self) -> str:
         """Return a sentence that describes the adapter and its use."""
         of_base = f" of the base {self.base[:200]!r}" if self.base else ""
+        advice = _USES[self.program] if self.method in ("", *_METHODS) else _OTHER_METHODS
         title = f"{_METHODS.get(self.method, self.method)} adapter" if self.method else "adapter"
-        advice = _MERGE if self.method in ("", *_METHODS) else _OTHER_METHODS
         return f"found an adapter, not a model: {title} ({self.program}){of_base}; {advice}"
 
     def refusal(self, location: str) -> UnsupportedError:

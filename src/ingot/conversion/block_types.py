@@ -1,10 +1,10 @@
-"""Types of ggml's blocks in a planned GGUF file: the mixture of a recipe, expanded for one model, and notes on the
-types."""
+"""Rules of a recipe that depend on the model, and notes on the block types that tensors of a GGUF file got."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ingot.engine.work import Step
@@ -12,19 +12,48 @@ from ingot.formats.base import Format
 from ingot.formats.gguf.header import type_of
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
-from ingot.naming.names import equal_layers
+from ingot.naming.names import equal_layers, role_of
+from ingot.recipes.choice import Choice
 from ingot.recipes.llama_cpp_mixtures import expand, facts_of
 from ingot.recipes.recipe import Recipe
 
 _GGUF = "gguf"
+_HEAD = "head"
+_EMBEDDING = "embedding"
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-def with_mixture_rules(recipe: Recipe | None, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Recipe | None:
-    """Return the recipe with the rules that its mixture has for this model; the recipe itself without a mixture."""
-    if recipe is None or recipe.mixture is None:
+def with_model_rules(recipe: Recipe | None, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Recipe | None:
+    """Return the recipe with the rules that depend on the model: the types of a mixture, and a tied head.
+
+    An embedding is the head too if the model has no head of its own. Then rules that round heads by statistics also
+    round the embedding.
+    """
+    if recipe is None:
         return recipe
+    if recipe.mixture is None:
+        tied = _with_tied_head(recipe)
+        return tied if tied is not recipe and _has_tied_head(checkpoint, config) else recipe
     shapes = {checkpoint.aliases.get(name, name): checkpoint[name].shape for name in checkpoint}
     return expand(recipe, facts_of(shapes, config, checkpoint.metadata))
+
+
+def _has_tied_head(checkpoint: Checkpoint, config: Mapping[str, Any]) -> bool:
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    generates = not names or any(str(name).endswith(_WITH_HEAD) for name in names)
+    return generates and all(role_of(name) != _HEAD for name in checkpoint)
+
+
+def _with_tied_head(recipe: Recipe) -> Recipe:
+    """Return the recipe whose rules with a quantizer for heads also hit embeddings."""
+    rules = [
+        replace(rule, roles=(*rule.roles, _EMBEDDING))
+        if _HEAD in rule.roles and isinstance(rule.choice, Choice) and rule.choice.quantizer is not None
+        else rule
+        for rule in recipe.rules
+    ]
+    return recipe if rules == list(recipe.rules) else replace(recipe, rules=tuple(rules))
 
 
 def type_notes(steps: Sequence[Step], format: Format, recipe: Recipe | None) -> list[str]:

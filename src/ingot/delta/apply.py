@@ -11,10 +11,10 @@ from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.open import Source, open_delta
 from ingot.core.border import bordered
 from ingot.core.runtime.parallel import Workers, default_workers, ordered
-from ingot.delta.chain import link_of
 from ingot.delta.in_place import Application, State, restore_objects
 from ingot.delta.state import shared_array
 from ingot.delta.undo import TensorUndo
+from ingot.engine.delta_chain import link_of
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array

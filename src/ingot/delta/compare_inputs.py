@@ -10,9 +10,9 @@ from ingot.artifacts import identity
 from ingot.artifacts.identity import COMPARED_AT_ONCE
 from ingot.codecs.delta.sparse_patch import as_unsigned
 from ingot.core.runtime.progress import Progress
-from ingot.delta.chain import require_decoders
 from ingot.delta.pairs import PairExecutor, PairMap, TensorPair
 from ingot.engine.chunks import chunks, matrix_of
+from ingot.engine.delta_chain import require_decoders
 from ingot.engine.fit import is_opaque, paired_chunks, rows_of, window
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint

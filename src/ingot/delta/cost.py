@@ -22,9 +22,9 @@ from ingot.core.numeric.stats import ErrorStats, measure
 from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.core.runtime.progress import Progress, ProgressCallback
-from ingot.delta.chain import link_of, stages
 from ingot.delta.report import TensorDiff, tensors_table
 from ingot.engine.chunks import chunks
+from ingot.engine.delta_chain import link_of, stages
 from ingot.engine.patch_step import PatchChain
 from ingot.errors import IntegrityError
 from ingot.model.tensor import Array, Tensor

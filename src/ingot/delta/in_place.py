@@ -18,10 +18,10 @@ from ingot.core.bytes.checksums import Blake3, hex_of
 from ingot.core.numeric.buffers import recycling, scratch
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.core.runtime.parallel import check_cancelled, ordered
-from ingot.delta.chain import Link, next_stage
 from ingot.delta.parent import matching_order
 from ingot.delta.state import address, as_framework, element_type, same_stored, shared_array, tied_names
 from ingot.delta.undo import TensorUndo
+from ingot.engine.delta_chain import Link, next_stage
 from ingot.engine.patch_step import PatchChain
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.part import CHUNK

@@ -23,10 +23,10 @@ from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
-from ingot.delta.chain import Link, Routes, link_of, stages
 from ingot.delta.options import PatchOptions
 from ingot.delta.proof import Proof
 from ingot.delta.report import PatchReport
+from ingot.engine.delta_chain import Link, Routes, link_of, stages
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.patch_step import Patch, PatchChain, result_tensor
 from ingot.engine.resources import Resources

@@ -14,9 +14,9 @@ from ingot.artifacts.identity import TensorId, content_of, tensor_digest
 from ingot.core.bytes.checksums import Blake3, Sha256, hex_of
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.core.runtime.parallel import ordered
-from ingot.delta.chain import Link, Routes
 from ingot.delta.observe import PARENT
 from ingot.delta.parent import matching_order, parent_orders
+from ingot.engine.delta_chain import Link, Routes
 from ingot.engine.execute import Observer
 from ingot.engine.hashing import HashFactories, HashFactory, HashThread, ParentHash, TensorHashes
 from ingot.engine.patch_step import Patch, PatchChain

@@ -10,6 +10,7 @@ from typing import Any
 
 from ingot.codecs.delta.base import DELTAS
 from ingot.codecs.table import CODECS, DELTA_ROWS
+from ingot.conversion.preset_fit import container_for, presets_of, programs_of
 from ingot.errors import UnsupportedError
 from ingot.formats.detect import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
@@ -24,8 +25,9 @@ from ingot.recipes.llama_cpp_mixtures import LLAMA_LAYERS, expand_for_llama
 from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, resolve
 from ingot.reporting.report import Report, Texts, table_of
-from ingot.runtimes.fit import container_for, presets_of
 from ingot.runtimes.table import runtime_named
+
+ANY_PROGRAM = "any program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +203,14 @@ def _recipe_info(recipe: Recipe) -> RecipeInfo:
     choices = {repr(choice): choice for choice in _choices(recipe)}
     sizes = [_bits(choice) for choice in choices.values()]
     bits = _range([size for size in sizes if size is not None]) if None not in sizes else ""
-    is_ggml = any(choice.codec == GgmlBlocksLayout.codec for choice in choices.values())
-    programs = recipe.runs_in or (("llama.cpp",) if is_ggml else ())
-    return RecipeInfo(recipe.name, bits, programs, any(choice.quantizer for choice in choices.values()))
+    return RecipeInfo(recipe.name, bits, _programs(recipe), any(choice.quantizer for choice in choices.values()))
+
+
+def _programs(recipe: Recipe) -> Sequence[str]:
+    """Return the programs that run a preset: those that it declares, and those whose profiles accept it."""
+    if recipe.runs_in == (ANY_PROGRAM,):
+        return recipe.runs_in
+    return (*recipe.runs_in, *programs_of(recipe.name)) or ("Ingot",)
 
 
 def _range(sizes: Sequence[float]) -> str:

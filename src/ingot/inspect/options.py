@@ -56,6 +56,10 @@ class VerifyOptions:
             metavar="RUNTIME",
         ),
     )
+    base: AnyPath | None = field(
+        default=None,
+        metadata=about("Base of an adapter: also check that it has every module of the adapter, with its shape."),
+    )
     engine: str = field(default="local", metadata=ENGINE)
     address: str | None = field(default=None, metadata=ADDRESS)
     io: str = field(default="pread", metadata=IO)

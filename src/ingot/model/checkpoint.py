@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from ingot.core.border import bordered
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.registry import did_you_mean
+from ingot.core.registry import Registry, did_you_mean
 from ingot.errors import UsageError
 from ingot.model.account import Omission
 from ingot.model.artifact import NO_ATTACHMENTS, Attachments
@@ -20,6 +20,9 @@ from ingot.model.reading.slices import Index
 from ingot.model.stacks import Flags
 from ingot.model.tensor import Array, Tensor
 from ingot.naming.names import layer_of, role_of
+
+# A name only: the module imports this package, and loads when it is first used.
+_VIEWS: Registry[Any] = Registry("view", (("adapters", "ingot.adapters.view:with_adapters"),))
 
 
 class CheckpointSource:
@@ -313,6 +316,25 @@ class Checkpoint(Mapping[str, Tensor]):
     def no_tensor(self, name: str) -> UsageError:
         """Return the error for an unknown tensor name; it suggests the most similar name."""
         return unknown_tensor(name, self, self.location)
+
+    @bordered
+    def with_adapters(self, adapters: Iterable[Any]) -> Checkpoint:
+        """Return a view with the changes of LoRA adapters added, which are computed when a tensor is read.
+
+        Closing the view closes this checkpoint.
+
+        Parameters
+        ----------
+        adapters : iterable of path, (path, weight) or "PATH:WEIGHT"
+            PEFT or MLX folders, or GGUF adapters of this base; ``spec/adapters.md`` describes the values.
+
+        Raises
+        ------
+        UnsupportedError
+            ``adapter.base``, ``adapter.shape``: an adapter belongs to another base; ``adapter.method``, ...
+        """
+        view: Checkpoint = _VIEWS["adapters"](self, list(adapters))
+        return view
 
     def close(self) -> None:
         """Release files and mappings; a second call does nothing."""

@@ -114,7 +114,7 @@ class RoundingEncoder(Encoder):
         self.params: Mapping[str, Any] = layout.attributes()
         self.parts = tuple(layout.part_specs(shape))
         first = next(matrix for matrix, _ in matrices(name, shape))
-        self._scratch = rounding_memory(spec, shape, statistics.for_matrix(first))
+        self._scratch = rounding_memory(spec, shape, statistics.for_matrix(first), in_bands=False)
 
     def scratch_bytes(self) -> int:
         return self._scratch

@@ -200,7 +200,13 @@ def values_of(bands: Sequence[HasValues]) -> Array:
 
 
 def error_under(weights: Array, values: Array, factors: Factors) -> float:
-    """Return ``tr(G D A D^T) / tr(G W A W^T)``, where W are the weights and D is ``values`` minus the weights.
+    """Return ``tr(G D A D^T) / tr(G W A W^T)``; see ``error_sums``."""
+    error, total = error_sums(weights, values, factors)
+    return error / total if total > 0 else 0.0
+
+
+def error_sums(weights: Array, values: Array, factors: Factors) -> tuple[float, float]:
+    """Return ``tr(G D A D^T)`` and ``tr(G W A W^T)``, where W are the weights and D is ``values`` minus the weights.
 
     ``values`` is f32 [rows, cols].
     """
@@ -212,7 +218,7 @@ def error_under(weights: Array, values: Array, factors: Factors) -> float:
         return float(np.vdot(matrix.astype(np.float64), product))
 
     total = weigh(weights)
-    return weigh(values - weights) / total if total > 0 else 0.0
+    return (weigh(values - weights) if total > 0 else 0.0), total
 
 
 def multiply(a: Array, b: Array) -> Array:

@@ -27,7 +27,7 @@ from ingot.quantization.choice import QuantizerSpec, round_with
 from ingot.quantization.entries import Entries
 from ingot.quantization.factors import DAMPING, Factors, factors_of, no_factors
 from ingot.quantization.grid import FOUR_BITS, Grid, Rounded
-from ingot.quantization.rounding import IMPORTANCE, error_under, values_of
+from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED, error_sums, values_of
 from ingot.quantization.scales import apply_second
 from ingot.quantization.table import SAMPLE
 from ingot.quantization.trellis import RoundedMatrix, Streams
@@ -100,6 +100,9 @@ def _blocks(rounded: RoundedMatrix, block_type: str) -> Array:
 
 SIGNS_DAMPING = 0.5
 _ELEMENT = 32  # bytes per weight: the f32 weight, its target, its result, errors, products
+_STORED = 12  # bytes per weight outside the present band: the f32 weight, its code, the packed parts
+_BAND = 8192  # rows; each band computes the triangular factor of A again
+_BAND_COLUMNS = 4  # at least as many rows for each column: the factor then takes a small part of the time
 _LEARNT = 64  # bytes per weight from which a table is learnt
 
 
@@ -175,18 +178,35 @@ def load_factors(
     return factors_of(entry, damping), entry.count
 
 
-def rounding_memory(spec: QuantizerSpec, shape: tuple[int, ...], statistics: MatrixStatistics | None) -> int:
+def rounding_memory(
+    spec: QuantizerSpec,
+    shape: tuple[int, ...],
+    statistics: MatrixStatistics | None,
+    *,
+    vocabulary: bool = False,
+    in_bands: bool = True,
+) -> int:
     """Return the peak memory, in bytes, of rounding a tensor, one matrix after the other.
 
-    If ``statistics`` is None, both factors are counted.
+    If ``statistics`` is None, both factors are counted; only A for a ``vocabulary``, an embedding or a head.
+    ``in_bands`` is false if ``round_tensor`` gets a function ``settle``.
     """
     rows, cols = shape[-2:]
     inputs = statistics is None or statistics.has_inputs or spec.quantizer != IMPORTANCE
-    outputs = statistics is None or statistics.rows is not None
+    outputs = not vocabulary if statistics is None else statistics.rows is not None
+    band = _band_rows(spec, rows, cols, outputs=outputs) if in_bands else rows
     # A: one copy, and a permuted copy or a transposed factor; G: one copy, and its factor for a trellis.
     sides = (1 + (spec.act_order or spec.streams)) * inputs * cols**2 + (1 + spec.streams) * outputs * rows**2
     table = _LEARNT * min(rows * cols, 2 * SAMPLE) * (spec.grid.learnt if not spec.streams else 0)
-    return _ELEMENT * rows * cols + 4 * sides + table
+    return (_ELEMENT * band + _STORED * (rows - band)) * cols + 4 * sides + table
+
+
+def _band_rows(spec: QuantizerSpec, rows: int, cols: int, *, outputs: bool) -> int:
+    """Return the number of rows that are rounded together: all rows, unless each row is rounded by itself."""
+    together = (
+        outputs or spec.quantizer == TWO_SIDED or spec.streams or spec.grid.learnt or spec.grid.second is not None
+    )
+    return rows if together else min(rows, max(_BAND, _BAND_COLUMNS * cols))
 
 
 def require_finite(values: Array, location: str) -> None:
@@ -216,17 +236,25 @@ def round_tensor(
         check_cancelled()
         rows, cols = values.shape
         factors, tokens = load_factors(statistics, name, rows, cols, damping_for(spec))
-        bands = round_with(spec, values, factors, rounded[0].levels if rounded else None)
-        if settle is not None:
-            settle(bands, values, factors)
-        rounded += bands
-        error = _error_from_feedback(bands) if settle is None else None
-        more = bands[0].more_damping
-        decoded = values_of(bands)
-        if error is None:
-            error = error_under(values, decoded, factors)
-        sums = (_squares(values - decoded), _squares(values))
-        outcomes.append(Outcome(name, error, tokens, factors.damping + more, factors.dead, more > 0, *sums))
+        step = _band_rows(spec, rows, cols, outputs=factors.outputs is not None) if settle is None else rows
+        sums = np.zeros(4)
+        more = 0.0
+        for first in range(0, rows, step):
+            check_cancelled()
+            band = values[first : first + step]
+            bands = round_with(spec, band, factors, rounded[0].levels if rounded else None)
+            if settle is not None:
+                settle(bands, band, factors)
+            rounded += bands
+            more = max(more, bands[0].more_damping)
+            decoded = values_of(bands)
+            weighted = _sums_from_feedback(bands) if settle is None else None
+            sums += (*(weighted or error_sums(band, decoded, factors)), _squares(band - decoded), _squares(band))
+        error, total, squared_error, squared_norm = map(float, sums)
+        relative = error / total if total > 0 else 0.0
+        outcomes.append(
+            Outcome(name, relative, tokens, factors.damping + more, factors.dead, more > 0, squared_error, squared_norm)
+        )
     return parts_of(rounded, spec), outcomes
 
 
@@ -234,10 +262,9 @@ def _squares(values: Array) -> float:
     return float(np.vdot(values, values))
 
 
-def _error_from_feedback(bands: Sequence[RoundedMatrix]) -> float | None:
-    """Return the error under the factors; None unless feedback computed the error sums of all bands."""
+def _sums_from_feedback(bands: Sequence[RoundedMatrix]) -> tuple[float, float] | None:
+    """Return the squared norms of the error and of the matrix under A, if feedback computed them for all bands."""
     sums = [band.error_sums for band in bands if isinstance(band, Rounded) and band.error_sums is not None]
     if not sums or len(sums) < len(bands):
         return None
-    total = sum(matrix for _, matrix in sums)
-    return sum(error for error, _ in sums) / total if total > 0 else 0.0
+    return sum(error for error, _ in sums), sum(matrix for _, matrix in sums)

@@ -20,6 +20,9 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Mixture, Patterns, Recipe, Rule
 
 CALIBRATED = "-calibrated"
+_IMPORTANCE = "importance"
+_GPTQ = "gptq"
+_AWQ = "awq"
 _QUANTIZER = "two-sided"
 
 
@@ -173,8 +176,7 @@ def preset_toml(preset: str) -> str:
     base = TYPES[_TABLE[name][1]]
     bits = base.nbytes * 8 / base.elements
     rounding = (
-        "matrices of layers rounded by what they multiply: statistics given by --calibration, else of samples of the "
-        "model"
+        "matrices rounded by what they multiply: statistics given by --calibration, else of samples of the model"
         if preset != name
         else "each block searched by itself"
     )
@@ -288,9 +290,10 @@ def _assignments(mixture: Mixture, facts: ModelFacts) -> Iterator[_Assignment]:
 
     The first rule whose conditions hold decides.
     """
-    yield "head", _head_type(mixture), None, {"match": _HEAD, "roles": ("head",)}
+    quantizer = _quantizer_of_ends(mixture)
+    yield "head", _head_type(mixture), quantizer, {"match": _HEAD, "roles": ("head",)}
     embedding = _head_type(mixture) if facts.tied else _embedding_type(mixture)
-    yield "embedding", embedding, None, {"roles": ("embedding",), "exclude": _NO_TOKENS}
+    yield "embedding", embedding, quantizer, {"roles": ("embedding",), "exclude": _NO_TOKENS}
     if mixture.name == "MXFP4_MOE":
         yield "experts", "mxfp4", None, {"match": _EXPERTS, "roles": ("mlp",)}
         yield "matrices", "q8_0", None, {"roles": (*_LAYERS, "head")}
@@ -305,7 +308,14 @@ def _assignments(mixture: Mixture, facts: ModelFacts) -> Iterator[_Assignment]:
             conditions: dict[str, Any] = {"match": patterns, "roles": (role,), "layers": ",".join(map(str, layers))}
             yield category, block_type, mixture.quantizer, conditions
     yield "matrices", mixture.base, mixture.quantizer, {"roles": _LAYERS}
-    yield "matrices", mixture.base, None, {"roles": ("head",)}
+    yield "matrices", mixture.base, quantizer, {"roles": ("head",)}
+
+
+def _quantizer_of_ends(mixture: Mixture) -> str | None:
+    """Return the quantizer of embeddings and heads, whose statistics have no G; None if the mixture has none."""
+    if mixture.quantizer is None:
+        return None
+    return _IMPORTANCE if mixture.quantizer in (_AWQ, f"{_AWQ}+{_IMPORTANCE}", _IMPORTANCE) else _GPTQ
 
 
 def _head_type(mixture: Mixture) -> str:

@@ -22,6 +22,7 @@ from ingot.model.layouts.scaled_codebook import SECOND
 from ingot.model.part import Part
 from ingot.model.reading.view import derive_checkpoint
 from ingot.model.tensor import Array, Tensor
+from ingot.naming.names import role_of
 from ingot.quantization.choice import QuantizerSpec
 from ingot.quantization.grid import Grid
 from ingot.quantization.rounding import multiply
@@ -31,6 +32,7 @@ from ingot.views.common import BuildTensor, lazy_tensors, require_names
 from ingot.views.input_scales import input_scales, members_of_merged
 
 LoadStatistics = Callable[[], StatisticsSource]
+ReadPart = Callable[[], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ class Rounding:
         Whether the statistics already exist, so that memory estimates may read them.
     input_scales : bool
         Whether the view contains the scale of the inputs of each matrix with a second scale (``views.input_scales``).
+    replace_statistics : callable, optional
+        Replaces the statistics that ``load_statistics`` returns. None if matrices cannot be rounded layer by layer,
+        because the statistics exist already, or because scales are chosen for several matrices together.
+    saved : dict
+        Functions that read the parts of tensors that were rounded earlier, by name and role.
     """
 
     choices: Mapping[str, QuantizerSpec]
@@ -70,6 +77,8 @@ class Rounding:
     bias_changes: dict[str, float | None] = field(default_factory=dict)
     statistics_ready: bool = True
     input_scales: bool = False
+    replace_statistics: Callable[[StatisticsSource], None] | None = None
+    saved: dict[str, Mapping[str, ReadPart]] = field(default_factory=dict)
 
 
 def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
@@ -166,6 +175,7 @@ class _RoundedTensor:
         self._load_statistics = rounding.load_statistics
         self._outcomes = rounding.outcomes
         self._statistics_ready = rounding.statistics_ready
+        self._saved = rounding.saved
         self.layout = self.spec.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
@@ -181,13 +191,22 @@ class _RoundedTensor:
     def memory(self) -> int:
         """The number of bytes of memory that rounding needs, including matrices in the cache."""
         shape = self.tensor.shape
+        if self.tensor.name in self._saved:
+            return sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
         first = next(name for name, _ in matrices(self.tensor.name, shape))
         statistics = self._load_statistics().for_matrix(first) if self._statistics_ready else None
         cached = self._cache.limit * sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
-        return rounding_memory(self.spec, shape, statistics) + self.tensor.nbytes + cached
+        vocabulary = role_of(self.tensor.name) in ("embedding", "head")
+        return rounding_memory(self.spec, shape, statistics, vocabulary=vocabulary) + self.tensor.nbytes + cached
 
     def _round(self) -> Mapping[str, memoryview]:
-        """Round the tensor's matrices, each by its statistics; the matrices of a stack share the first one's table."""
+        """Round the tensor's matrices, each by its statistics; the matrices of a stack share the first one's table.
+
+        Parts that were rounded earlier are read.
+        """
+        saved = self._saved.get(self.tensor.name)
+        if saved is not None:
+            return {role: _bytes(read()) for role, read in saved.items()}
         spec = replace(self.spec, grid=self._grid())
         parts, outcomes = round_tensor(spec, _matrices(self.tensor), self._load_statistics())
         self._outcomes.update({outcome.matrix: outcome for outcome in outcomes})

@@ -22,6 +22,7 @@ from ingot.views.input_scales import input_scales
 from tests.support import preset_model
 from tests.support.preset_model import statistics, written
 
+FIELDS = ("inputs", "in_sum2", "count")
 W4A4 = "nvfp4-w4a4-calibrated"
 DYNAMIC = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 
@@ -138,6 +139,32 @@ def test_nvfp4_has_one_second_scale_for_merged_matrices(source: Path, tmp_path: 
     assert second["q_proj"] == second["k_proj"] == second["v_proj"]
     assert second["gate_proj"] == second["up_proj"]
     assert second["down_proj"] != second["o_proj"] != second["q_proj"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_mlx_rounds_a_tied_head_by_its_statistics(tmp_path: Path, tied: bool) -> None:
+    """An embedding that is the head too is rounded by the head's statistics; another one, to nearest."""
+    source = written(tmp_path / "in", np.float16)
+    arrays = preset_model.arrays()
+    if tied:
+        with ingot.open(source) as checkpoint:
+            weights = {name: checkpoint[name].numpy(copy=True) for name in checkpoint if name != "lm_head.weight"}
+        ingot.save(source / "model.safetensors", weights, overwrite=True)
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+        arrays |= {f"model.embed_tokens.weight:{key}": arrays[f"lm_head.weight:{key}"] for key in FIELDS}
+    calibration = Statistics.in_memory(arrays)
+    report = ingot.convert(source, tmp_path / "out", "mlx-4bit-calibrated", format="mlx", calibration=calibration)
+    head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    assert {outcome.matrix for outcome in report.rounded if "layers" not in outcome.matrix} == {head}
+    assert set(report.actions) <= {"moved", "encoded"}
+    with ingot.open(source) as original, ingot.open(tmp_path / "out") as rounded:
+        change = original[head].numpy("f32") - rounded[head].numpy("f32")
+        ingot.convert(source, tmp_path / "plain", "mlx-4bit", format="mlx")
+        with ingot.open(tmp_path / "plain") as nearest:
+            before = original[head].numpy("f32") - nearest[head].numpy("f32")
+    moment = arrays["lm_head.weight:inputs"]
+    assert np.vdot(change @ moment, change) < 0.9 * np.vdot(before @ moment, before)
 
 
 def scales_of_inputs(folder: Path) -> dict[str, float]:

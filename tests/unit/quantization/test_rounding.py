@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ingot.core.runtime import native
 from ingot.errors import CodecError, UsageError
 from ingot.model.statistics import Statistics
+from ingot.quantization import tensor as tensor_module
 from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import Factors, factors_of, feedback_factor, no_factors
 from ingot.quantization.grid import Grid, Rounded
@@ -217,3 +218,36 @@ def test_no_more_memory_is_taken_than_is_said(
     finally:
         tracemalloc.stop()
     assert peak <= rounding_memory(wanted, shape, known.for_matrix("w")) + (1 << 18)
+
+
+@pytest.mark.parametrize("quantizer", ["gptq", "importance"])
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("affine", {"bits": 4, "group": 64, "zero_kind": "offset"}),
+        ("ggml_blocks", {"type": "q4_k"}),
+        ("ggml_blocks", {"type": "iq3_s"}),
+    ],
+)
+def test_rows_rounded_in_bands_are_those_of_the_full_matrix(
+    quantizer: str, codec: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(8)
+    inputs = random.normal(size=(256, 300)).astype(np.float32)
+    entries = {"w:inputs": inputs @ inputs.T, "w:in_sum2": np.square(inputs).sum(1), "w:count": np.array([300])}
+    statistics = Statistics.in_memory(entries)
+    spec = parse_quantizer(quantizer, codec, options)
+    weights = matrix(13, 256, 9)
+    expected, full = round_tensor(spec, [("w", weights)], statistics)
+    needed = rounding_memory(spec, weights.shape, statistics.for_matrix("w"))
+    monkeypatch.setattr(tensor_module, "_BAND", 5)
+    monkeypatch.setattr(tensor_module, "_BAND_COLUMNS", 0)
+    calls = []
+    monkeypatch.setattr(tensor_module, "round_with", lambda *args: calls.append(args) or round_with(*args))
+    parts, outcomes = round_tensor(spec, [("w", weights)], statistics)
+    assert [len(rows) for _, rows, *_ in calls] == [5, 5, 3]
+    assert parts.keys() == expected.keys()
+    assert all(np.array_equal(parts[role], expected[role]) for role in parts)
+    assert outcomes[0].error == pytest.approx(full[0].error, rel=1e-5)
+    assert outcomes[0].squared_error == pytest.approx(full[0].squared_error, rel=1e-5)
+    assert rounding_memory(spec, weights.shape, statistics.for_matrix("w")) < needed

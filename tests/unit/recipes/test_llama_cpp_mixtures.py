@@ -313,3 +313,40 @@ def test_a_calibrated_mixture_rounds_by_statistics_and_keeps_the_types(tmp_path:
         assert {n: t.params for n, t in plain.items()} == {n: t.params for n, t in rounded.items()}
         assert rounded.metadata["general.file_type"] == 20
         assert np.array_equal(rounded["blk.0.ffn_up.weight"].numpy("f32"), expected)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "expected"), [("two-sided", "gptq"), ("importance", "importance"), ("awq", "importance")]
+)
+def test_a_calibrated_mixture_rounds_embedding_and_head_by_statistics_of_their_columns(
+    quantizer: str, expected: str
+) -> None:
+    recipe = parse_recipe(f'mixture = "Q4_K_M"\nquantizer = "{quantizer}"', location="test")
+    expanded = expand(recipe, facts_of(llama(512, 768, 8, 2, 4), {}, {}))
+    ends = [rule.choice for rule in expanded.rules if {"embedding", "head"} & set(rule.roles)]
+    quantizers = {choice.quantizer for choice in ends if isinstance(choice, Choice) and choice.codec != "dense"}
+    assert quantizers == {expected}
+
+
+def test_an_embedding_is_rounded_by_the_moment_of_its_gradients(tmp_path: Path) -> None:
+    model = folder(tmp_path, 256, 512)
+    name = "model.embed_tokens.weight"
+    random = np.random.default_rng(6)
+    gradients = (random.standard_normal((256, 256)) @ random.standard_normal((256, 600))).astype(np.float32)
+    moment = gradients @ gradients.T / 600
+    with ingot.open(model) as source:
+        arrays = {
+            f"{name}:inputs": moment,
+            f"{name}:in_sum2": moment.diagonal().copy(),
+            f"{name}:count": np.array([600]),
+        }
+        ingot.save(tmp_path / "s.safetensors", arrays, {"ingot.statistics": "1", "model": content_id(source)})
+        weights = source[name].numpy("f32")
+    errors = {}
+    for preset in ("Q4_K_M", "Q4_K_M-calibrated"):
+        options = {"calibration": tmp_path / "s.safetensors"} if preset.endswith("calibrated") else {}
+        ingot.convert(model, tmp_path / f"{preset}.gguf", recipe=preset, **options)
+        with ingot.open(tmp_path / f"{preset}.gguf") as checkpoint:
+            change = checkpoint["token_embd.weight"].numpy("f32") - weights
+            errors[preset] = float(np.vdot(change, change @ moment))
+    assert errors["Q4_K_M-calibrated"] < 0.8 * errors["Q4_K_M"]

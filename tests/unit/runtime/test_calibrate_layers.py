@@ -131,6 +131,44 @@ def test_factors_are_those_of_the_whole_model(
     np.testing.assert_allclose(outputs, g, rtol=1e-3, atol=1e-4 * float(g.abs().max()))
 
 
+def embedding_moment(model: Any, tokens: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, float]:
+    """Return the mean of ``g g^T`` for gradients g of embedding rows, and the mean of the squares at all logits."""
+    embedding = model.get_input_embeddings()
+    torch.manual_seed(seed)
+    started = embedding(tokens).detach().requires_grad_()
+    logits = model(inputs_embeds=started).logits.flatten(0, 1)
+    logits.retain_grad()
+    labels = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0]
+    torch.nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
+    gradients = started.grad.flatten(0, 1).double() * float(getattr(embedding, "embed_scale", 1))
+    return gradients.T @ gradients / len(gradients), float(logits.grad.square().sum(1).mean())
+
+
+@pytest.mark.parametrize("kind", ["llama", "tied qwen2", "gemma2"])
+@pytest.mark.usefixtures("streamed")
+def test_an_embedding_has_the_moment_of_its_gradients(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the head is tied, the moment of the head's inputs is added; Gemma multiplies rows by a constant."""
+    make(kind, tmp_path / "m", "float32")
+    tokens, whole = drawn(monkeypatch), load_model(tmp_path / "m")
+    results = taken(tmp_path / "m", tmp_path / "s.safetensors")
+    expected, weight = embedding_moment(whole, tokens[0])
+    if whole.config.tie_word_embeddings:
+        expected = plain(whole, "lm_head", tokens[0])[0] + expected / weight
+    stored = results["model.embed_tokens.weight:inputs"]
+    np.testing.assert_allclose(stored, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    assert results["model.embed_tokens.weight:count"] == tokens[0].numel()
+    assert "model.embed_tokens.weight:outputs" not in results
+
+
+def test_without_gradients_only_a_tied_embedding_has_statistics(tmp_path: Path) -> None:
+    for kind, expected in (("llama", False), ("tied qwen2", True)):
+        make(kind, tmp_path / kind, "float32")
+        results = taken(tmp_path / kind, tmp_path / f"{kind}.safetensors", fisher=False)
+        assert ("model.embed_tokens.weight:inputs" in results) == expected
+
+
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
 @pytest.mark.parametrize("fisher", [True, False])
 def test_a_layer_at_a_time_gives_the_same(kind: str, fisher: bool, tmp_path: Path, request: Any) -> None:

@@ -7,6 +7,8 @@ W is the matrix, D its error, A the second moment of its inputs and G that of it
   ("YAQA", arXiv 2505.22988). It is absolute and adds up over matrices.
 - A head: its outputs are the vocabulary. Half of ``tr(D A D^T)`` per row would be the divergence if all next tokens
   were equally likely; a quarter of that is used.
+- An embedding: A is the moment of the gradients of its rows, so half of ``tr(D A D^T)`` per row is the divergence if
+  all tokens occur equally often.
 - Inputs alone: the relative squared error of the outputs, ``tr(D A D^T) / tr(W A W^T)``.
 - No statistics: the relative squared error of the weights, ``|D|^2 / |W|^2``, times their number.
 
@@ -39,8 +41,9 @@ from ingot.recipes.choice import Choice
 _EXPERTS = 4
 # The number of weights of a sample for quantizers, which take thousands of operations for each weight.
 _QUANTIZER_SAMPLE = 1 << 18
-# The share of a head's error that counts: only a few next tokens are likely. Measured on one model.
-_HEAD = 0.25
+# The share of the error per row that counts. It is small for a head, because only a few next tokens are likely.
+# Measured on one model each.
+_SHARES: Mapping[str, float] = {"head": 0.25, "embedding": 1.0}
 
 
 class Loss(NamedTuple):
@@ -71,8 +74,8 @@ class _Sample:
     """Rows of a matrix that are measured.
 
     ``rows`` are f32, ``values`` the same in the dtype of the tensor. ``indices`` are the indices of the rows in the
-    matrix, None if they are parts of rows; ``count`` is the number of rows of the matrix. ``head``: the outputs of the
-    matrix are the vocabulary.
+    matrix, None if they are parts of rows; ``count`` is the number of rows of the matrix. ``share``: the
+    share of the error per row that is the divergence, if the matrix is an embedding or a head with A.
     """
 
     rows: Array
@@ -80,7 +83,7 @@ class _Sample:
     indices: Array | None
     count: int
     statistics: MatrixStatistics | None
-    head: bool
+    share: float | None
 
 
 def losses(tensors: Sequence[Tensor], size: int, statistics: Statistics | None, choices: Sequence[Choice]) -> Losses:
@@ -150,8 +153,8 @@ def _sample(
     tensor: Tensor, values: Array, indices: Array | None, count: int, statistics: MatrixStatistics | None
 ) -> _Sample:
     usable = statistics if statistics is not None and statistics.count else None
-    head = role_of(tensor.name) == "head" and usable is not None and usable.has_inputs
-    return _Sample(np.ascontiguousarray(cast(values, "f32")), values, indices, count, usable, head)
+    share = _SHARES.get(role_of(tensor.name)) if usable is not None and usable.has_inputs else None
+    return _Sample(np.ascontiguousarray(cast(values, "f32")), values, indices, count, usable, share)
 
 
 def _losses(tensor: Tensor, sample: _Sample, choices: Sequence[Choice]) -> list[Loss | None]:
@@ -184,7 +187,7 @@ def _noise(sample: _Sample, factors: Factors | None, norms: tuple[float, float])
     """
     if factors is None:
         return Loss(1.0)
-    if factors.outputs is None and not sample.head:
+    if factors.outputs is None and sample.share is None:
         return Loss(1.0, norms[0] / norms[1])
     return Loss(1.0, norms[0] / norms[1], _nats(norms[0], sample, factors))
 
@@ -192,7 +195,8 @@ def _noise(sample: _Sample, factors: Factors | None, norms: tuple[float, float])
 def _nats(squared_error: float, sample: _Sample, factors: Factors) -> float:
     """Return the divergence in nats a token for a squared error that the factors have weighted."""
     per_row = factors.scale / 2 * max(squared_error, 0.0) / len(sample.rows)
-    return per_row * (_HEAD if factors.outputs is None else sample.count)
+    share = sample.share
+    return per_row * (share if factors.outputs is None and share is not None else sample.count)
 
 
 def _loss(error: Array | None, sample: _Sample, factors: Factors | None, norms: tuple[float, float]) -> Loss:
@@ -206,7 +210,7 @@ def _loss(error: Array | None, sample: _Sample, factors: Factors | None, norms: 
     outputs = float(np.vdot(error.astype(np.float64), product)) / norms[1]
     if factors.outputs is not None:
         product = multiply(factors.outputs, product)
-    elif not sample.head:
+    elif sample.share is None:
         return Loss(weights, outputs)
     squared_error = float(np.vdot(error.astype(np.float64), product))
     return Loss(weights, outputs, _nats(squared_error, sample, factors))

@@ -11,7 +11,7 @@ from ingot.core.border import require
 from ingot.errors import ResourceError
 from ingot.runtime.calibration.moments import MomentSpec, Sums, record_products
 from ingot.runtime.calibration.skeleton import Layer, MatrixRows, MetaModel
-from ingot.runtime.calibration.skeleton_ends import embed_by_rows, head_by_rows
+from ingot.runtime.calibration.skeleton_ends import embed_by_rows, head_by_rows, read_rows
 from ingot.runtime.layers.stack import Call, Stack
 from ingot.runtime.loading.transformers_packed import Placeholder
 
@@ -130,14 +130,32 @@ class LayerwiseModel:
         ]
 
     def head_spec(self) -> MomentSpec | None:
-        """Return which moments are summed for the head; None if the head is tied.
+        """Return which moments are summed for the head; None if the model has none.
 
-        G is not summed, because it would be as large as the vocabulary squared.
+        Moments of a tied head have the name of the embedding. G is not summed, because it would be as large as the
+        vocabulary squared.
         """
-        if self.head is None or (self.embedding is not None and self.head.tensor is self.embedding.tensor):
+        if self.head is None:
             return None
         rows, cols = self.head.tensor.matrix_shape
         return MomentSpec(self.head.tensor.name, rows, cols, self._is_summed_in_full(cols), False)
+
+    def embedding_spec(self) -> MomentSpec | None:
+        """Return the moment that is summed for the embedding; None if the tensor is no table of rows of this width."""
+        if self.embedding is None:
+            return None
+        shape = self.embedding.tensor.shape
+        if len(shape) != 2 or shape[1] != self.width or not self._is_summed_in_full(self.width):
+            return None
+        return MomentSpec(self.embedding.tensor.name, shape[0], shape[1], True, False)
+
+    def embedding_scale(self, tokens: Any) -> float:
+        """Return the factor by which the embedding multiplies its rows: above 1 in Gemma."""
+        assert self.embedding is not None
+        values = self.stack.embedded(tokens).detach().flatten(0, -2)
+        rows = read_rows(self.torch, self.embedding.tensor, tokens.flatten())
+        squares = float((rows * rows).sum(dtype=self.torch.float64))
+        return float((values * rows).sum(dtype=self.torch.float64)) / squares if squares else 1.0
 
     @contextmanager
     def listening_to(self, sites: Sequence[Placeholder], *, fisher: bool) -> Iterator[dict[str, Sums]]:

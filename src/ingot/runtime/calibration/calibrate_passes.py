@@ -16,9 +16,19 @@ import numpy as np
 
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
+from ingot.model.calibration import LayerResult, ProcessLayer
+from ingot.model.statistics import COUNT, INPUTS, SAME, SQUARES, Statistics
+from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import Group, LayerwiseModel, by_address, group_by_size
 from ingot.runtime.calibration.calibrate_work import Work, Writer
-from ingot.runtime.calibration.moments import InputsDivergedError, Sums, record_product, record_products
+from ingot.runtime.calibration.moments import (
+    InputsDivergedError,
+    Moment,
+    MomentSpec,
+    Sums,
+    record_product,
+    record_products,
+)
 from ingot.runtime.calibration.samples import require_finite
 from ingot.runtime.calibration.skeleton import Layer
 from ingot.runtime.layers.bf16_products import bf16_product
@@ -42,6 +52,8 @@ class Passes:
         Returns the bytes that the moments of a layer may take.
     progress : Progress
         Counts tokens times layers.
+    process : callable, optional
+        Called with the statistics of each step, which are then deleted, except for vectors.
     """
 
     model: LayerwiseModel
@@ -50,6 +62,7 @@ class Passes:
     batch: int
     moment_bytes: Callable[[Layer], int]
     progress: Progress
+    process: ProcessLayer | None = None
     passes: int = field(default=0)
     same: dict[str, str] = field(default_factory=dict)
     """For matrices with shared inputs: the name of the matrix under which A is stored."""
@@ -61,7 +74,10 @@ class Passes:
         return self.model.settings.fisher
 
     def run(self) -> dict[str, Any]:
-        """Run all passes that are not complete; return the arrays by ``NAME:FIELD``, mapped from files."""
+        """Run all passes that are not complete; return the arrays by ``NAME:FIELD``, mapped from files.
+
+        With ``process`` the arrays are vectors alone.
+        """
         count = len(self.model.layers)
         self._step("enter", 1, self._enter)
         for index in range(count):
@@ -74,10 +90,65 @@ class Passes:
         arrays: dict[str, Any] = {}
         for step in self._steps():
             record = self.work.finished(step)
-            if record is not None and record.get("index"):
+            if record is None or not record.get("index"):
+                continue
+            processed = self.work.finished(_processing(step))
+            if processed is not None:
+                arrays |= self.work.arrays(_vectors(step), processed["vectors"])
+            elif not self._is_deferred(step):
                 arrays |= self.work.arrays(_statistics(step), record["index"])
                 self.same |= record.get("same", {})
         return arrays
+
+    def results(self) -> list[LayerResult]:
+        """Return what ``process`` returned for each step, and functions that read the arrays that it stored."""
+        results = []
+        for step in self._steps():
+            record = self.work.finished(_processing(step))
+            if record is not None:
+                arrays = {key: self._reader(_results(step), entry) for key, *entry in record["results"]}
+                results.append(LayerResult(record["record"], arrays))
+        return results
+
+    def _reader(self, file: str, entry: Sequence[Any]) -> Callable[[], Array]:
+        dtype, shape, offset = entry
+        return lambda: self.work.read(file, offset, tuple(shape), np.dtype(dtype))
+
+    def _is_deferred(self, step: str) -> bool:
+        """Return whether the statistics of a step wait for those of the embedding, with which they are added."""
+        if step != "leave" or self.process is None or not self.fisher:
+            return False
+        head, embedding = self.model.head_spec(), self.model.embedding_spec()
+        return head is not None and embedding is not None and head.name == embedding.name
+
+    def _process_statistics(self, step: str) -> None:
+        """Pass the statistics of a step to ``process``; then delete them, and keep the vectors and the result."""
+        if self.process is None or self._is_deferred(step) or self.work.finished(_processing(step)) is not None:
+            return
+        arrays: dict[str, Any] = {}
+        same: dict[str, str] = {}
+        steps = ["leave", step] if step == "begin" and self._is_deferred("leave") else [step]
+        for source in steps:
+            record = self.work.finished(source)
+            if record is not None and record.get("index"):
+                arrays |= self.work.arrays(_statistics(source), record["index"])
+                same |= {f"{name}:{SAME}": same_as for name, same_as in record.get("same", {}).items()}
+        if not arrays:
+            return
+        vectors = self.work.writer(_vectors(step))
+        for key, array in arrays.items():
+            if array.ndim == 1:
+                vectors.add(array, key)
+        results = self.work.writer(_results(step))
+        values = self.process(Statistics.in_memory(arrays, same), results.add)
+        self.work.finish(
+            _processing(step),
+            [vectors, results],
+            [_statistics(source) for source in steps],
+            vectors=vectors.index,
+            results=results.index,
+            record=values,
+        )
 
     def _steps(self) -> list[str]:
         indices = range(len(self.model.layers))
@@ -95,6 +166,7 @@ class Passes:
             except InputsDivergedError:  # run the step again without sharing
                 self._share = False
                 compute()
+        self._process_statistics(name)
         self.progress.advance(weight * self.tokens.numel(), name)
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
@@ -172,8 +244,9 @@ class Passes:
                 gradient = self._ends(self._read(_inputs(count), first, len(tokens)))
                 if out is not None:
                     out.add(_plain(gradient))
+        weight = 0.0 if head is None else sums[head.name].weight * head.rows / self.tokens.numel()
         self._add(written, sums)
-        self._finish("leave", written, [] if out is None else [out], [_inputs(count)])
+        self._finish("leave", written, [] if out is None else [out], [_inputs(count)], head_weight=weight)
 
     def _ends(self, hidden: Any) -> Any:
         """Return the gradients of some windows at the output of the last layer, ``hidden``."""
@@ -218,17 +291,41 @@ class Passes:
         self._finish(f"backward {index}", written, [out], [_inputs(index), _gradients(index + 1)])
 
     def _begin(self) -> None:
-        """Continue the backward pass through the modules before the layers, if they contain matrices."""
+        """Backpropagate through modules before the layers, and sum the moment of the embedding."""
         model = self.model
         written = self._statistics("begin")
-        if model.before:
+        spec = model.embedding_spec()
+        moment = None if spec is None else Moment(spec.cols)
+        if model.before or moment is not None:
             with model.torch.enable_grad(), model.listening_to(model.before, fisher=True) as sums:
                 for first, tokens in self._batches():
                     started = model.stack.embedded(tokens).detach().requires_grad_()
                     hidden = model.stack.enter(started, with_gradients=True).hidden
                     hidden.backward(self._read(_gradients(0), first, len(tokens)))
+                    if moment is not None:
+                        moment.add(started.grad.flatten(0, 1).numpy())
             self._add(written, sums)
+        if spec is not None and moment is not None:
+            for key, array in self._embedding_arrays(spec, moment).items():
+                written.add(array, f"{spec.name}:{key}")
         self._finish("begin", written, [], [_gradients(0)])
+
+    def _embedding_arrays(self, spec: MomentSpec, moment: Moment) -> dict[str, Any]:
+        """Return the statistics of the embedding by field.
+
+        The head's A of a tied embedding is added after division of the gradients by the head's weight.
+        """
+        scale = self.model.embedding_scale(self.tokens[:1])
+        total = moment.mean(self.tokens.numel() / scale**2)
+        if not np.isfinite(total.diagonal()).all():
+            raise IntegrityError("calibrate.value", "expected finite gradients, found NaN or infinity", where=spec.name)
+        record = self.work.finished("leave")
+        assert record is not None
+        index = [entry for entry in record["index"] if entry[0] == f"{spec.name}:{INPUTS}"]
+        if index:
+            (array,) = self.work.arrays(_statistics("leave"), index).values()
+            return {INPUTS: array + total / np.float32(record["head_weight"] or 1)}
+        return {INPUTS: total, SQUARES: total.diagonal().copy(), COUNT: np.array([self.tokens.numel()], np.int64)}
 
     def _sums(self, group: Group) -> dict[str, Sums]:
         return {name: Sums(self.model.torch, item, fisher=self.fisher) for name, item in group.items()}
@@ -295,3 +392,15 @@ def _gradients(index: int) -> str:
 
 def _statistics(step: str) -> str:
     return f"{step.replace(' ', '-')}.statistics"
+
+
+def _vectors(step: str) -> str:
+    return f"{step.replace(' ', '-')}.vectors"
+
+
+def _results(step: str) -> str:
+    return f"{step.replace(' ', '-')}.results"
+
+
+def _processing(step: str) -> str:
+    return f"process {step}"

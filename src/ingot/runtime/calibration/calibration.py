@@ -28,14 +28,27 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class CalibratePlan:
-    """Estimates for a calibration: seconds, bytes of memory and disk during the run, bytes of the result, and the
-    number of times that the model's layers are read."""
+    """Estimates for a calibration.
+
+    Attributes
+    ----------
+    seconds : float
+    memory, disk : int
+        Bytes of memory and disk that are in use at most during the run.
+    size : int
+        Bytes of the statistics that exist together: of all layers, or of one if they are used layer by layer.
+    reads : int
+        How many times the model's layers are read.
+    source : str
+        The input of the model: a text, or samples of its own.
+    """
 
     seconds: float
     memory: int
     disk: int
     size: int
     reads: int
+    source: str = ""
 
     def describe(self) -> str:
         """Return the estimates as text for a report."""
@@ -88,6 +101,9 @@ class CalibrateOptions:
     resume: bool = field(default=False, metadata=RESUME)
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+    reserve: int = field(
+        default=0, metadata=about("Bytes of memory that the caller needs during the calibration.", command=False)
+    )
     plan: Callable[[CalibratePlan], None] | None = field(
         default=None, metadata=about("Called with the estimates before the run.", command=False)
     )

@@ -123,6 +123,8 @@ class Sums:
     ----------
     leader : Sums or None
         The matrix that multiplies the same inputs and has their sums.
+    weight : float
+        The sum of the weights of tokens: of the mean squares of their gradients.
     """
 
     def __init__(self, torch: Any, spec: MomentSpec, *, fisher: bool) -> None:
@@ -132,7 +134,7 @@ class Sums:
         self.leader: Sums | None = None
         self._inputs: Inputs | None = None
         self._moments: dict[str, Moment] = {}
-        self._weight = 0.0
+        self.weight = 0.0
 
     @property
     def _shared(self) -> Inputs | None:
@@ -176,7 +178,7 @@ class Sums:
         rows].
         """
         weights = gradients.square().mean(1)
-        self._weight += float(weights.sum(dtype=self._torch.float64))
+        self.weight += float(weights.sum(dtype=self._torch.float64))
         if self.spec.inputs:
             self._moment(INPUTS, self.spec.cols).add((inputs * weights.sqrt()[:, None]).numpy())
         if self.spec.outputs:
@@ -203,7 +205,7 @@ class Sums:
         }
         if self.leader is None and shared.moment is not None:
             moments[INPUTS], shared.moment = shared.moment, None
-        divisors = {INPUTS: self._weight if self._fisher else float(count), OUTPUTS: float(max(tokens, 1))}
+        divisors = {INPUTS: self.weight if self._fisher else float(count), OUTPUTS: float(max(tokens, 1))}
         arrays |= {field: moment.mean(divisors[field] or 1.0) for field, moment in moments.items()}
         # A product of two columns is at most the larger column's square, so a finite diagonal means a finite moment.
         if not all(np.isfinite(array.diagonal() if array.ndim > 1 else array).all() for array in arrays.values()):

@@ -28,7 +28,7 @@ def embed_by_rows(site: Placeholder) -> None:
 
     def forward(tokens: Any, *args: Any, **kwargs: Any) -> Any:
         row_ids, indices = tokens.unique(return_inverse=True)
-        module._parameters[site.attribute] = torch.nn.Parameter(_rows(torch, tensor, row_ids), requires_grad=False)
+        module._parameters[site.attribute] = torch.nn.Parameter(read_rows(torch, tensor, row_ids), requires_grad=False)
         module.padding_idx = None  # an index into the full table; only training uses it
         try:
             return original(indices, *args, **kwargs)
@@ -50,7 +50,7 @@ def head_by_rows(site: Placeholder) -> None:
     module.forward = forward
 
 
-def _rows(torch: Any, tensor: Tensor, row_ids: Any) -> Any:
+def read_rows(torch: Any, tensor: Tensor, row_ids: Any) -> Any:
     """Return rows in f32: [len(row_ids), cols]."""
     out = torch.empty(len(row_ids), tensor.shape[1])
     if len(row_ids) * _SINGLE_ROW_RATIO < tensor.shape[0]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -108,6 +108,12 @@ class LoadOptions(Loading):
         metadata=about(
             "Compute from the packed weights, or decode them; by default a .squizd follows its stack, others decode.",
             "--keep-packed/--decode",
+        ),
+    )
+    adapters: Sequence[Any] = field(
+        default=(),
+        metadata=about(
+            "Adapters that run beside the layers: paths, pairs of path and weight, or PATH:WEIGHT.", command=False
         ),
     )
 

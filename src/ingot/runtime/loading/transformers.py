@@ -64,6 +64,8 @@ class ModelOverrides:
 def load_model(options: LoadOptions) -> Any:
     """Return a model of transformers with the weights of a checkpoint, in evaluation mode.
 
+    ``adapters`` run beside the layers, which stay packed or as they are; ``ingot.hf.use_adapters`` exchanges them.
+
     Weights stored in the requested dtype stay in the mapped file. Other weights are decoded once. Tied weights stay
     tied.
 
@@ -125,6 +127,8 @@ def load(options: LoadOptions, overrides: ModelOverrides) -> Any:
             ) from None
         if facts.get("streamed"):
             stack.pop_all()  # the model keeps reading; its files are closed when it is deleted
+    if options.adapters:
+        require("ingot.runtime.layers.adapters", EXTRA).use_adapters(model, options.adapters)
     if options.report is not None:
         options.report(LoadReport(Location.parse(options.path).display, **{**facts, **meter.measured()}))
     return model

@@ -83,7 +83,7 @@ def test_every_preset_keeps_its_values(
 
 
 TAKEN = {
-    "ane-m1", "ane-m4", "ane-m5", "astc", "bf16", "decompress", "f16", "int2-hybrid", "int4", "int8-fine", "keep",
+    "16bit", "ane-m1", "ane-m4", "ane-m5", "astc", "bf16", "decompress", "f16", "int2-hybrid", "int4", "int8-fine", "keep",
     "lossless", "lossless-max", "mlx-3bit", "q4_0", "squish-int3", "tca-tbe", "w4a16",
 }  # fmt: skip
 
