@@ -61,7 +61,7 @@ def content_id(
 def tensor_ids(
     tensors: Iterable[Tensor], *, workers: int | None = None, progress: ProgressCallback | None = None
 ) -> dict[str, TensorId]:
-    """Return the lines of ``tensors`` by name. Raises the errors of ``content_id``."""
+    """Return the ids of ``tensors`` by name: element type, shape and digest. Raises the errors of ``content_id``."""
     selected: Sequence[Tensor] = list(tensors)
     require_in_proportion(selected, "content id")
     state = Progress(sum(tensor.nbytes for tensor in selected), progress)
@@ -74,7 +74,7 @@ def tensor_ids(
 
 
 def content_of(ids: Mapping[str, TensorId]) -> str:
-    """Return the content id for the lines of tensors."""
+    """Return the content id of an artifact whose tensors have the ids ``ids``, by name."""
     running = Blake3()
     for name in sorted(ids):
         item = ids[name]

@@ -96,7 +96,7 @@ class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes in the file."""
+        """The number of bytes of the step in ``file``."""
         return sum(count for _, count in self.runs)
 
 

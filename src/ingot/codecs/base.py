@@ -110,7 +110,7 @@ _BLOCK = 1 << 16  # elements that are decoded at a time on their way into a stri
 
 
 class RowReader(Protocol):
-    """Sequential decoding, in memory bounded by the chunk."""
+    """A sequential reader of a tensor's decoded rows; it holds about a chunk if the codec ``streams``."""
 
     def read_into(self, out: Array) -> None:
         """Decode the next ``len(out)`` rows into ``out`` ([rows, cols], writable), rounding once to ``out.dtype``."""
@@ -322,10 +322,11 @@ class Codec(Decoder):
 
 
 class ChunkParts(dict[str, Array]):
-    """The parts of one chunk, for encoders whose ``decode`` needs more than the chunk's bytes.
+    """The parts of one chunk, for encoders whose ``decode`` needs more than the bytes of these parts.
 
-    ``start`` is the number of rows before the chunk. ``within`` is the input of ``decode``: parts of the chunk alone,
-    or the parts that an inner encoder returned. A mapping of another class contains the parts of an entire tensor.
+    ``start`` is the number of rows before the chunk. ``within`` is what the ``decode`` of an inner encoder receives:
+    the parts that it returned for this chunk. A mapping that is no ``ChunkParts`` contains the parts of an entire
+    tensor.
     """
 
     start: int = 0
@@ -333,7 +334,7 @@ class ChunkParts(dict[str, Array]):
 
 
 class RepackReader(Protocol):
-    """Sequential repacking, in memory bounded by the chunk."""
+    """A sequential reader that returns a tensor's parts in another layout, by chunks of rows."""
 
     def read(self, rows: int) -> dict[str, Array]:
         """Return each part's next bytes for the next ``rows`` rows. Per-tensor parts come with the first chunk."""

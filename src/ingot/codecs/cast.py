@@ -36,7 +36,8 @@ def flat(array: Array) -> Array:
 def require_cast(source: str, target: str, location: str | None = None) -> None:
     """Raise ``UnsupportedError`` with rule ``dense.cast`` unless ``source`` may be cast to ``target``."""
     if not _allowed(source, target):
-        raise UnsupportedError(f"cannot cast {source} to {target} without surprises", rule="dense.cast", where=location)
+        message = f"Ingot does not cast {source} to {target}, because values may be lost; choose another type"
+        raise UnsupportedError(message, rule="dense.cast", where=location)
 
 
 @cache

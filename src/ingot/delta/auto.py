@@ -62,7 +62,8 @@ CANDIDATES: tuple[Storage, ...] = (
     EXACT,
 )
 SHORTFALL = 8.0
-"""The weight of missing signal relative to noise, which averages out over a product (``spec/deltas-quality.md``)."""
+"""The factor by which a squared error counts more if it is missing signal than if it is noise. Noise averages out over
+a product (``spec/deltas-quality.md``)."""
 LOW_RANK_ERROR = 0.1
 """The share of the squared norm that a product of thin matrices may lack. This part is missing, which costs more
 perplexity than the same amount of quantization noise (``spec/deltas-quality.md``)."""

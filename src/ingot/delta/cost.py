@@ -104,7 +104,7 @@ class _Item:
 
 @contextmanager
 def open_items(files: DeltaFiles) -> Iterator[Opened[_Item]]:
-    """Open the three files, also in a worker; raises the errors of ``delta_cost``."""
+    """Open base, delta and fine-tune, in the driver or in a worker; raises the errors of ``delta_cost``."""
     opened = partial(open_checkpoint, io="pread", max_decompressed=files.max_decompressed)
     with opened(files.base) as first, opened(files.delta) as second, opened(files.finetuned) as tuned:
         link = link_of(second)

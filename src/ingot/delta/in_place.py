@@ -152,7 +152,7 @@ class Application:
             )
 
     def run(self, *, undo: bool) -> Changed:
-        """Change everything, or nothing (if ``undo`` is true)."""
+        """Apply the delta. If an error is raised and ``undo`` is true, restore all weights first."""
         excluded = {*self._tied, *self._fitted}
         changed = [route for name, route in self.routes.items() if route.layers and name not in excluded]
         if not undo:

@@ -48,7 +48,8 @@ ENTROPY = ("bf16", "f16", "f32")
 _CHUNK = 1 << 20
 _FULL_TENSOR_FACTOR = 1.02
 _FULL_TENSOR_BYTES = 64
-"""A full tensor must be smaller by these, because a difference records its base, and equal parts cost nothing."""
+"""A full tensor replaces an exact difference only if it is smaller by this factor and this number of bytes, because a
+difference records its base, and its equal parts cost nothing."""
 
 
 def exact_dtype(pair: TensorPair) -> str | None:
@@ -298,7 +299,7 @@ class DiffPlannerData(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_planner(cls, planner: DiffPlanner) -> DiffPlannerData:
-        """Return the fields of a planner."""
+        """Return ``planner`` as data for another process."""
         return cls(planner.container, planner.strategy, planner.is_default, to_json_value(planner.options))
 
     def __call__(self, pair: TensorPair, storage: Storage | None = None, count: int | None = None) -> PlannedDiffData:

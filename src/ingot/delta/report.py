@@ -213,7 +213,7 @@ class PatchReport(Reportable):
     cast: str | None = None
 
     def report(self) -> Report:
-        """Return a report with all figures."""
+        """Return all figures as a ``Report``."""
         lines = [
             Line("{base} + {chain} -> {destination} ({format})"),
             Line("{tensors}: {ops}", "tensors"),

@@ -158,9 +158,10 @@ class RoundingEstimate:
 
 
 def estimate_rounding_time(rounded: Sequence[tuple[int, Storage]], workers: int) -> RoundingEstimate:
-    """Return the estimated time for (weights, storage) of tensors on ``workers`` threads.
+    """Return the estimated time of rounding tensors on ``workers`` threads.
 
-    It is at least the time of the largest tensor.
+    ``rounded`` has the number of weights and the storage of each tensor. The time is at least that of the largest
+    tensor.
     """
     times = [size * (_TRELLIS if item.codec == TrellisLayout.codec else _INTEGERS) for size, item in rounded]
     seconds = max(sum(times) / max(min(workers, len(times)), 1), max(times, default=0.0))

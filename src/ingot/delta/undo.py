@@ -29,13 +29,16 @@ _SPARSE_FACTOR = 8  # a sparse log is used if at most one of this many elements 
 
 
 class Log(Protocol):
-    """A record of how an array differs from a similar one."""
+    """A record of the change from one array, its beginning, to a similar array, its end."""
 
     @property
     def nbytes(self) -> int: ...
 
     def put_back(self, start: Array, out: Array) -> None:
-        """Write the end of the log into ``out``, given its ``start``; ``out`` may be ``start`` itself."""
+        """Write the array at the log's end into ``out``, given the array ``start`` at its beginning.
+
+        ``out`` may be ``start`` itself.
+        """
         ...
 
 

@@ -162,7 +162,7 @@ class Added(Reportable):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return a report with the figures and notes."""
+        """Return the figures and notes as a ``Report``."""
         words = (
             "{name}: {files} files of {size} added in {stored}; "
             "objects: {present} present already, {deltas} deltas, {full} in full"

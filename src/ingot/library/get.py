@@ -32,7 +32,7 @@ class Got(Reportable):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return a report with the figures and notes."""
+        """Return the figures and notes as a ``Report``."""
         return Report(
             figures_of(self),
             [Line("{name}: {files} files of {size} written to {destination}"), Line("note: {item}", items="notes")],

@@ -135,7 +135,7 @@ class Collected(Reportable):
     leftovers: Count
 
     def report(self) -> Report:
-        """Return a report with the figures."""
+        """Return the figures as a ``Report``."""
         verb = "would be removed" if self.dry_run else "removed"
         words = (
             f"{{location}}: {{objects}} objects of {{size}} {verb}, {{leftovers}} leftovers of interrupted additions"

@@ -78,7 +78,7 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def object_chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks that are objects."""
+        """Yield the chunks that are stored as objects of the library, not in the manifest."""
         return (chunk for file in self.files for chunk in file.chunks if chunk.object)
 
     def objects(self) -> set[str]:

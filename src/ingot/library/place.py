@@ -71,7 +71,7 @@ class OpenLibrary:
 
     @property
     def location(self) -> str:
-        """The library's name in messages."""
+        """The library's address or path without secrets, for messages."""
         return self.root.display
 
     def objects(self) -> Objects:
@@ -162,7 +162,7 @@ def _split(library: OpenLibrary, path: str) -> tuple[str, str]:
 
 @contextmanager
 def using(root: Location, *, create: bool = False) -> Iterator[OpenLibrary]:
-    """Open a library and prevent garbage collection in this context."""
+    """Open a library; until the context ends, no process deletes objects from it."""
     library = OpenLibrary(root, create=create)
     with library.folder.shared_lock():
         yield library

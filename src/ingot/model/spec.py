@@ -86,7 +86,7 @@ class TensorSpec:
         return {part.role: part.nbytes for part in self.parts}
 
     def part(self, role: str) -> PartSpec:
-        """Return the part with a role. Raises ``KeyError`` if there is none."""
+        """Return the part ``role``. Raises ``KeyError`` if there is none."""
         for part in self.parts:
             if part.role == role:
                 return part

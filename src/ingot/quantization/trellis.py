@@ -65,7 +65,7 @@ class Streams:
         return values
 
     def parts(self) -> dict[str, Array]:
-        """Return the parts of codec ``trellis``."""
+        """Return the streams and scales as the parts of codec ``trellis``."""
         layout = TrellisLayout(self.grid.bits, self.grid.group, WORD, "f32", self.grid.scales)
         streams = [pack_band(windows, layout) for windows in self.windows]
         scales = [np.ascontiguousarray(scales.T).reshape(-1) for scales in self.scales]

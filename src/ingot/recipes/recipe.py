@@ -155,7 +155,7 @@ class Rule:
             )
 
     def hits(self, subject: Subject) -> bool:
-        """Return whether a tensor meets all conditions."""
+        """Return whether a tensor meets all conditions of the rule."""
         return (
             (self._dtypes is None or subject.dtype in self._dtypes)
             and self._hits_shape(subject)

@@ -148,7 +148,7 @@ class OpenFiles:
         del removed
 
     def clear(self) -> None:
-        """Remove all handles."""
+        """Drop all handles; a file is closed when no read uses it any more."""
         with self._lock:
             removed = list(self._handles.values())
             self._handles.clear()

@@ -67,7 +67,7 @@ class SharedFolder(ABC):
 
     @property
     def location(self) -> str:
-        """The folder in messages."""
+        """The folder's path, or its address without secrets, for messages."""
         return self.store.location
 
     @abstractmethod

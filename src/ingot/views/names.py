@@ -53,7 +53,7 @@ def select(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
 
 
 def drop(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
-    """Return the checkpoint without these tensors. Raises ``UsageError`` ``tensor.unknown``."""
+    """Return the checkpoint without the tensors ``names``. Raises ``UsageError`` ``tensor.unknown``."""
     unwanted = set(names)
     require_names(checkpoint, unwanted)
     return select(checkpoint, [name for name in checkpoint if name not in unwanted])

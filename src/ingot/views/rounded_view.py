@@ -213,7 +213,9 @@ class _RoundedTensor:
         return {role: _bytes(array) for role, array in parts.items()}
 
     def _grid(self) -> Grid:
-        """Return the grid to which the tensor is rounded; with a second scale, it contains the largest magnitude."""
+        """Return the grid to which the tensor is rounded. A grid with a second scale gets the tensor's largest
+        magnitude.
+        """
         grid = self.spec.grid
         return replace(grid, amax=self._magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
 

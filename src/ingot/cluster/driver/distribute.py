@@ -286,8 +286,9 @@ class _OpenedJob:
         self._placed_writer: SharedWriter | None = None
 
     def placed_writer(self, index: int) -> SharedWriter | None:
-        """Return a writer at the final offsets whose next tensor is not after ``index``; None if the job has no shared
-        files.
+        """Return a writer that writes at the final offsets, positioned at or before tensor ``index``.
+
+        None if the job has no shared files.
         """
         if self.job.files is None:
             return None

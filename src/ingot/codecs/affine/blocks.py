@@ -18,7 +18,7 @@ LANES = 16
 """The columns of a block, and of a group, are multiples of this."""
 
 _NON_FINITE = 1
-_SLACK = 8  # when memory runs out, it grows by the number of blocks over this
+_SLACK = 8  # full memory grows by the number of its blocks divided by this
 
 
 class PackedBlocks:

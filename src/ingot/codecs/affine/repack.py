@@ -51,7 +51,7 @@ class AffineRepack:
         """The number of bytes of memory that a row of a chunk takes."""
         cols = self.tensor.matrix_shape[1]
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
-        spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # a byte per bit, twice
+        spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # two copies of the bits, each bit in a byte
         scales = max(prod(layout.scale_shape(1, cols)) for layout in (self.stored, self.target))
         # Codes as read or computed, aligned, flipped and joined; scales and zero points as read, and in two types.
         return (4 + spread) * packed + scales * 28

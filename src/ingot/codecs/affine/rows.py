@@ -23,7 +23,7 @@ _ALONE = 1 << 24  # on one thread: a few milliseconds, so that an interrupt is h
 
 
 def layout(params: AffineLayout, cols: int) -> native.kernels.AffineLayout:
-    """Describe rows of ``cols`` columns to the kernels."""
+    """Return the description of packed rows of ``cols`` columns that the kernels take."""
     return native.kernels.AffineLayout(
         cols=cols,
         group=params.group_columns(cols),

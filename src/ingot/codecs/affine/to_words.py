@@ -20,7 +20,7 @@ from ingot.model.tensor import Array, Tensor
 
 _STRIP = 1 << 20  # bytes of rows that are transposed at a time
 _LARGE_STRIP = 1 << 22  # the same if each strip reads all of the source again
-_PLANES_MEMORY = 24  # bytes per code for packing planes: a byte a bit, twice, and words
+_PLANES_MEMORY = 24  # bytes per code for packing planes: its bits in a byte each, in two copies, and words
 _PAIRS_MEMORY = 3  # bytes per code for packing two rows in a byte
 
 
@@ -248,7 +248,7 @@ class TransposedReader:
         return parts
 
     def finish(self) -> None:
-        """Do nothing: each pass ends with ``read``."""
+        """Do nothing: ``read`` finishes its source at the end of each pass."""
 
     def _transpose(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
         """Write words ``line`` to ``end`` of each row of ``codes`` transposed into ``out``; ``row`` is the index of the

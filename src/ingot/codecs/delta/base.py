@@ -36,11 +36,11 @@ class NeedsBase(Codec):
     rule: ClassVar[str]
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Raise ``UnsupportedError`` with the codec's ``rule``."""
+        """Raise ``UnsupportedError`` with the codec's ``rule``: a difference cannot be decoded without its base."""
         raise self._needs_base_error(tensor.name)
 
     def reader(self, tensor: Tensor) -> RowReader:
-        """Raise ``UnsupportedError`` with the codec's ``rule``."""
+        """Raise ``UnsupportedError`` with the codec's ``rule``: a difference cannot be read without its base."""
         raise self._needs_base_error(tensor.name)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:

@@ -150,7 +150,7 @@ class RowsApplier:
 
 
 class RowsDelta(DeltaCodec):
-    """The delta codec ``delta_rows``."""
+    """Differences of the rows that base and fine-tune share, and the fine-tune's other rows unchanged."""
 
     id = ID
     exact = False

@@ -147,7 +147,7 @@ class PatchApplier:
 
 
 class SparsePatchDelta(DeltaCodec):
-    """The delta codec ``sparse_patch``."""
+    """The positions of changed elements, and their new values."""
 
     id = ID
     exact = True

@@ -190,7 +190,10 @@ def _finite(rows: Array) -> Array:
 
 
 def _step(layout: ScaledCodebookLayout, shape: Shape) -> int:
-    """Return the row alignment of chunks: indices begin at a byte, and blocks and runs of scales begin."""
+    """Return the number of which the first row of every chunk is a multiple.
+
+    At such a row the indices begin at a byte, and a block or run of scales begins.
+    """
     cols = matrix_shape(shape)[1]
     grid = layout.grid
     step = chunk_step(1, cols, PaletteLayout(layout.bits, (1,), 1, 0, "f32", "f32"))

@@ -31,7 +31,7 @@ ID = BlocksLayout.codec
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """The checked attributes of a tensor."""
+    """The checked attributes of a tensor of codec ``sparse_blocks``."""
 
     layout: BlocksLayout
     inner: Tensor

@@ -60,7 +60,7 @@ class MaskParams:
 
     @property
     def codec(self) -> Codec:
-        """The inner codec, if it is not ``dense``."""
+        """The inner codec; only for a tensor whose inner codec is not ``dense``."""
         assert self.inner is not None
         return CODECS[self.inner.codec]
 

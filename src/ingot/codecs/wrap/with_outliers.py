@@ -51,7 +51,7 @@ _SCRATCH = 1 << 20
 
 
 def position_dtype(cols: int) -> str:
-    """Return the dtype of a column index."""
+    """Return the dtype in which the columns of outliers are stored for a matrix of ``cols`` columns."""
     return "u16" if cols <= 1 << 16 else "u32"
 
 
@@ -71,7 +71,7 @@ def largest(rows: Array, count: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """The checked attributes of a tensor."""
+    """The checked attributes of a tensor of codec ``with_outliers``."""
 
     count: int
     positions: str

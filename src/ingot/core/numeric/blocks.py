@@ -43,7 +43,7 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """The number of blocks."""
+        """The number of blocks, kept and dropped."""
         return block_count(self.channels, self.block)
 
     @property

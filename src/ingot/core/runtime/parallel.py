@@ -56,7 +56,7 @@ class Cancelled(BaseException):
 class CancelToken:
     """A token that cancels the work of the threads that adopted it.
 
-    A token that is created in a thread with a token is set as soon as that one is set.
+    If the thread that creates a token has a token itself, setting that token also sets the new one.
     """
 
     def __init__(self) -> None:

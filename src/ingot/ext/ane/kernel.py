@@ -47,7 +47,7 @@ class KernelReport(Reportable):
     nbytes: Bytes
 
     def report(self) -> Report:
-        """Return a report with all figures."""
+        """Return all figures as a ``Report``."""
         figures = [
             *figures_of(self),
             Figure("outcome", self.decision.outcome, data=False),

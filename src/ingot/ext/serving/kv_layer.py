@@ -42,23 +42,23 @@ class View:
 
     @property
     def packed(self) -> int:
-        """The number of tokens in blocks."""
+        """The number of tokens whose keys and values are in packed blocks."""
         return 0 if self._blocks is None else self._blocks[0].count * self._blocks[0].shape[1]
 
     @property
     def length(self) -> int:
-        """The number of all tokens."""
+        """The number of all tokens, packed or not."""
         return int(self.keys.shape[2]) + self.packed
 
     @property
     def key_blocks(self) -> PackedBlocks:
-        """The blocks of keys [channels, tokens]."""
+        """The packed blocks of keys, each [channels, tokens]."""
         assert self._blocks is not None
         return self._blocks[0]
 
     @property
     def value_blocks(self) -> PackedBlocks:
-        """The blocks of values [tokens, channels]."""
+        """The packed blocks of values, each [tokens, channels]."""
         assert self._blocks is not None
         return self._blocks[1]
 
@@ -224,7 +224,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         return self.seen + query_length - self.dropped, self.dropped
 
     def reset(self) -> None:
-        """Remove all tokens."""
+        """Remove all tokens from the layer's cache."""
         self._empty()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -256,7 +256,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         return None
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """Select the sequences with these indices, in their order."""
+        """Keep the sequences with the indices ``beam_idx``, in the order of the indices."""
         self._select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:

@@ -53,7 +53,9 @@ def draft_layers(names: Sequence[str]) -> int:
 
 
 def draft_vocab(draft: Mapping[str, Tensor]) -> int:
-    """Return the rows of the head, or 0 without a head."""
+    """Return the number of tokens in the draft's vocabulary: the rows of ``d2t`` or of its output head; 0
+    without both.
+    """
     for name in ("d2t", "lm_head.weight"):
         if name in draft and draft[name].shape:
             return int(draft[name].shape[0])

@@ -129,8 +129,10 @@ def _relocate(
     rounds: Sequence[TableRanges],
     location: str,
 ) -> Mapping[str, Entry]:
-    """Return the tensors with the ranges of entries that are elsewhere in their round, contiguous and unique under
-    the id."""
+    """Return ``scaled`` with the ranges in ``misplaced`` replaced by the actual ranges of entries with the tensor's id.
+
+    A range is replaced only if exactly one run of entries of its round has the id, and the run has the stated length.
+    """
     max_runs = 2 * len(scaled) + 2
     tensors = dict(scaled)
     for round in {item.round for item in misplaced}:
@@ -205,7 +207,7 @@ def rounds_of(
 
 
 def base_id(run: Run) -> int:
-    """Return the id of entries without bit 63."""
+    """Return the id of the run's entries, with bit 63 cleared."""
     return run.id & ~SUB_BLOCK_BIT
 
 

@@ -1,4 +1,4 @@
-"""The format SQUIZD."""
+"""The format SQUIZD (``.squizd``): which tensors it can store, the size of a file, and its reader and writer."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class LayerIndex(Sequence[IndexEntry]):
         return self._entries.size
 
     def column(self, field: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return a field of all entries."""
+        """Return the values of the field ``field`` in all entries."""
         column: NDArray[np.unsignedinteger[Any]] = self._entries[field]
         return column
 

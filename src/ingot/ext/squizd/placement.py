@@ -200,7 +200,10 @@ class Cursor:
         self._layer_start: int | None = None
 
     def block(self, layer: int, lead: int) -> tuple[int, int]:
-        """Return the offset of the zero bytes before the next block, and of its magic; closes earlier layers."""
+        """Return two offsets for the next block, which is in ``layer``: of the zero bytes before it, and of its magic.
+
+        Closes all earlier layers. ``lead`` is the number of bytes of the block's header.
+        """
         self.enter(layer)
         gap = self.tail
         if self._layer_start is None:

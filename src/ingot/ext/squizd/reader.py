@@ -380,7 +380,7 @@ def _draft_blocks(state: _State) -> list[ScannedBlock]:
 
 
 def _draft_entries(state: _State, tail: int) -> int:
-    """Return the number of entries of the main tables that belong to a draft head without tables."""
+    """Return how many entries of the main scale tables belong to the draft head; 0 if it has tables of its own."""
     if not state.has(Flags.EAGLE):
         return 0
     _check_draft_range(state, tail)

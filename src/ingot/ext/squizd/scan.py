@@ -238,7 +238,10 @@ def name_blocks(
     stem: str = "layers",
     other_entries: tuple[int, int] = (0, 0),
 ) -> dict[str, Located]:
-    """Return every block with a name and its scale entries, in the order of the blocks.
+    """Return the blocks of a file without a directory by name, each with its scale entries, in the order of ``blocks``.
+
+    ``other_entries``: how many entries of the first round, before and after the entries of ``blocks``, belong to blocks
+    that are not in ``blocks``.
 
     ``other_entries`` are the numbers of entries of the first round before and after those of these blocks, which belong
     to other blocks.
@@ -290,9 +293,9 @@ def _located(
 
 
 def with_mask(located: Located, placed: PlacedMask) -> Located:
-    """Return a matrix with its mask.
+    """Return a matrix of a file without a directory, with its mask ``placed``, as a tensor of codec ``sparse_blocks``.
 
-    A bitmap of full size stays unchanged: it has its own mask, and zeros in the dropped blocks.
+    A bitmap (section 5.2) of full size is returned unchanged: its own mask has zeros for the dropped blocks.
     """
     if placed.is_full_size and located.spec.codec == MaskLayout.codec:
         return located

@@ -84,7 +84,7 @@ class EntryWriter:
         self._done[role] = start + values.size
 
     def _read(self, start: int, count: int) -> Array:
-        """Return entries that were already written."""
+        """Return ``count`` scale entries from entry ``start`` on, which were written before."""
         entries = np.empty(count, ENTRY)
         if count:
             self._sink.readinto(self._offset + start * SCALE_ENTRY, entries.view(np.uint8).data)

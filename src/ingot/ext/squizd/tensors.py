@@ -122,7 +122,7 @@ class InColumns(Protocol):
 
 
 def tensors_of(source: ByteSource, located: Mapping[str, Located], *, verify: bool) -> LazyMap[Tensor]:
-    """Return the tensors, in file order."""
+    """Return a tensor for each of ``located``, in file order; tensors are built on access."""
 
     def build(name: str) -> Tensor:
         located_tensor = located[name]

@@ -82,7 +82,7 @@ class Builder:
     def add(
         self, operation: str, name: str, inputs: Mapping[str, str | Sequence[str]], shape: Shape, type: MilType = FP16
     ) -> str:
-        """Add an operation with one output."""
+        """Add an operation with one output; return the output's name."""
         return self.several(operation, [name], inputs, [shape], type)[0]
 
     def several(

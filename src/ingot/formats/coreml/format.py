@@ -1,4 +1,4 @@
-"""The Core ML format."""
+"""The format of Core ML packages (``.mlpackage``): which tensors they can store, and their reader and writer."""
 
 from __future__ import annotations
 
@@ -89,7 +89,11 @@ class CoremlFormat(Format):
         return site is not None and site.inline
 
     def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Return the element type of an array in the program itself, which no recipe changes; None for others."""
+        """Return the element type of a tensor whose values are in the program, not in a weight file; None for other
+        tensors.
+
+        No recipe changes this type.
+        """
         site = self._sites.get(name)
         return site.dtype if site is not None and site.inline else None
 

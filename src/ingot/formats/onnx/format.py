@@ -1,4 +1,4 @@
-"""The ONNX format."""
+"""The format of ONNX models (``.onnx``): which tensors they can store, and their reader and writer."""
 
 from __future__ import annotations
 

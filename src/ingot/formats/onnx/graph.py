@@ -104,7 +104,9 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """Name of its first output, which is unique in its graph."""
+        """The name of the operator's first named output, which is unique in its graph; without one, a text with its
+        index.
+        """
         return next((name for name in self.outputs if name), f"operator {self.index}")
 
     def input(self, index: int) -> str:

@@ -92,7 +92,7 @@ class TensorPlan:
     entries: list[Entry]
 
     def entry(self, role: str) -> Entry:
-        """Return the entry of a part."""
+        """Return the entry of the part ``role``."""
         return next(entry for entry in self.entries if entry.role == role)
 
 

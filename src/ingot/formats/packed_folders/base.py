@@ -117,7 +117,7 @@ class PackedFolderFormat(SafetensorsFormat):
 
     @property
     def rules(self) -> str:
-        """The first part of the rules in errors."""
+        """The part before the dot in the rules of the format's errors."""
         return self.name
 
     def why_unsupported(self, spec: TensorSpec) -> str | None:

@@ -101,7 +101,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     @abstractmethod
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield the layers with these names."""
+        """Yield the layers whose names are in ``stems``."""
 
     def number(self, quantization: Config, keys: Sequence[str], low: int, high: int) -> int:
         """Return the integer that ``quantization`` has under the first existing key of ``keys``, from ``low`` to

@@ -1,4 +1,4 @@
-"""The format class of safetensors."""
+"""The format of safetensors files and shards: which tensors they can store, and their reader and writers."""
 
 from __future__ import annotations
 

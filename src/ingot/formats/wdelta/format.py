@@ -1,4 +1,4 @@
-"""The format ``.wdelta``."""
+"""The format of deltas ``.wdelta``: which tensors they can store, and their reader and writer."""
 
 from __future__ import annotations
 

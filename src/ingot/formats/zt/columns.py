@@ -93,7 +93,7 @@ class Columns:
     parts: Parts
 
     def objects(self) -> Rows[Object]:
-        """Return the objects, which are built on access."""
+        """Return the manifest's objects by name, which are built on access."""
         return Rows(self.rows, self._object)
 
     def dense(self) -> DenseColumns:

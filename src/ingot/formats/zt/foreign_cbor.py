@@ -178,7 +178,7 @@ class _Rewriter:
 
 
 def _encode_head(major: int, argument: int) -> bytes:
-    """Return the shortest head of an item."""
+    """Return the shortest head of a CBOR item of the major type ``major``."""
     if argument < 24:
         return bytes([major << 5 | argument])
     info = next(info for info, code in _SIZES.items() if argument < 1 << 8 * struct.calcsize(code))

@@ -1,4 +1,4 @@
-"""The format of zTensor 1.2."""
+"""The format of zTensor 1.2 (``.zt``): which tensors it can store, and its reader and writer."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Columns:
         return [names[row] for row in np.flatnonzero(self._suspects(names))]
 
     def object(self, row: int) -> Object:
-        """Return the object of a row."""
+        """Return the manifest's object in row ``row``."""
         attributes = self.attributes.span(row)
         roles = self.roles
         return Object(

@@ -1,4 +1,4 @@
-"""The format of container version 2."""
+"""The format of zTensor's container version 2 (``.zt``): which tensors it can store, and its reader and writers."""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def read_coo(obj: Object) -> dict[str, Any]:
 
 
 def write_csr(spec: TensorSpec) -> dict[str, Any]:
-    """Return the attributes of the object.
+    """Return the attributes with which the compressed sparse rows ``spec`` are written.
+
+    Raises ``UnsupportedError`` ``zt2.csr-order`` if the tensor does not declare that columns ascend in every row.
 
     Raises ``UnsupportedError`` ``zt2.csr-order``: columns may have any order.
     """

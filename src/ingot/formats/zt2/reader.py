@@ -176,7 +176,7 @@ def _notes(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield remarks on valid but unusual properties."""
+    """Yield a remark for each unknown logical type in the manifest, with the number of parts that have it."""
     for text, count in _unknown(manifest, "type", LOGICAL_TYPES):
         yield "zt2.type-unknown", f"{count} parts have an unknown logical type: {text[:80]!r}"
 

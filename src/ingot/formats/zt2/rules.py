@@ -54,7 +54,7 @@ def check_manifest(file: str, manifest: Manifest, size: int, manifest_range: tup
 
 
 def is_shard_name(name: str) -> bool:
-    """Return whether the table may have a shard of this name."""
+    """Return whether the manifest's table of shards may contain the name ``name``."""
     return _SHARD(name) is not None
 
 

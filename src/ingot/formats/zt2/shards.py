@@ -92,7 +92,7 @@ class _Finder:
         return required
 
     def find(self, shard: str) -> str:
-        """Return the name of the file; raises ``UsageError`` ``zt2.shard-missing``."""
+        """Return the name of the file of the shard ``shard``; raises ``UsageError`` ``zt2.shard-missing``."""
         entry = self._shards[shard]
         usual = shard_file(self._name, shard)
         store = self._store

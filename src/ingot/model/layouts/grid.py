@@ -82,7 +82,9 @@ def run_axis(shape: Shape, scales: Shape) -> int | None:
 
 
 def scale_dims(layout: AffineLayout, shape: Shape) -> Shape | None:
-    """Return the shape of scales with the rank of the tensor for a layout; None if the layout has no such scales."""
+    """Return the shape of the scales of ``layout`` in as many dimensions as ``shape``; None if there is no such
+    shape.
+    """
     if isinstance(layout.grid, PerTensor):
         return (1,) * len(shape)
     if isinstance(layout.grid, Blocks):

@@ -159,7 +159,10 @@ class LayerwiseModel:
 
     @contextmanager
     def listening_to(self, sites: Sequence[Placeholder], *, fisher: bool) -> Iterator[dict[str, Sums]]:
-        """Sum moments of linear layers outside the stack in this context."""
+        """Sum moments of the linear layers ``sites``, which are outside the decoder layers, until the context ends.
+
+        The context's value is the sums by name.
+        """
         specs = [self._spec(_all_rows(site), site.tensor.matrix_shape[1]) for site in sites]
         sums = {spec.name: Sums(self.torch, spec, fisher=fisher) for spec in specs}
         parameters = by_address({id(site.parameter): [_all_rows(site)] for site in sites}, [self.skeleton.model])

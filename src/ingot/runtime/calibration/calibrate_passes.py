@@ -74,7 +74,10 @@ class Passes:
         return self.model.settings.fisher
 
     def run(self) -> dict[str, Any]:
-        """Return all arrays by ``NAME:FIELD``, mapped from files; with ``process``, vectors alone."""
+        """Run all passes that are not complete; return the arrays by ``NAME:FIELD``, mapped from files.
+
+        With ``process`` the arrays are vectors alone.
+        """
         count = len(self.model.layers)
         self._step("enter", 1, self._enter)
         for index in range(count):

@@ -126,7 +126,7 @@ class CalibrateReport(Reportable):
     resumed: int = 0
 
     def report(self) -> Report:
-        """Return a report with the figures and notes."""
+        """Return the figures and notes as a ``Report``."""
         text = "{matrices} matrices over {tokens} tokens of {source}: {out}, {size}, {seconds} s"
         lines = [Line(text)]
         if self.window_prefix:

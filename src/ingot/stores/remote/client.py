@@ -216,7 +216,7 @@ class Client(RangeClient):
         return self._with_retries(prefix, read)
 
     def put_bytes(self, key: str, data: bytes) -> None:
-        """Upload a small object."""
+        """Upload ``data`` as the object ``key`` by one request."""
         self._with_retries(key, lambda: self._api.put(self._store, key, data))
 
     def put(self, key: str, path: Path) -> None:

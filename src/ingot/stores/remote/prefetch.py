@@ -146,7 +146,7 @@ class Prefetcher:
         self._claims: dict[int, _Claims] = {}
 
     def expect(self, ranges: Iterable[Range]) -> None:
-        """Begin to read these ranges, in this order, after the ranges of earlier calls."""
+        """Begin to read ``ranges`` in their order, after the ranges of earlier calls."""
         windows: list[_Window] = []
         with self._lock:
             for start, length in ranges:

@@ -62,7 +62,7 @@ class RemoteShared(SharedFolder):
         self._address = address
 
     def key(self, name: str) -> str:
-        """Return the key of a file."""
+        """Return the key in the bucket of the file ``name``."""
         return self._address.within(name).path
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -230,7 +230,7 @@ class _Lease(FolderLock):
 
     @contextmanager
     def hold(self, seconds: float, conflicting: tuple[str, ...]) -> Iterator[None]:
-        """Wait until no lease has one of these suffixes, then renew this one until the end of the context."""
+        """Wait until no lease has a suffix in ``conflicting``, then renew this lease until the end of the context."""
         try:
             self._wait(seconds, conflicting)
             ended = threading.Event()

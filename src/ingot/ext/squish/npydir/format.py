@@ -1,4 +1,4 @@
-"""The format class of Squish directories."""
+"""The format of Squish directories: which tensors they can store, and their reader and writer."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Gate(Protocol):
         ...
 
     def perplexity(self, tier: Location) -> float:
-        """Return the perplexity of the weights at this location."""
+        """Return the perplexity of the weights at the location ``tier``."""
         ...
 
 

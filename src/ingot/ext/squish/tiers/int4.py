@@ -77,7 +77,7 @@ class Int4Report(Reportable):
         return 100 * (1 - self.int4_bytes / self.int8_bytes) if self.int8_bytes else 0.0
 
     def report(self) -> Report:
-        """Return a report with all figures."""
+        """Return all figures as a ``Report``."""
         figures = [
             *figures_of(self, "savings_pct"),
             Figure("count", len(self.converted), "count", data=False),

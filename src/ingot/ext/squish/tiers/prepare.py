@@ -60,7 +60,7 @@ def prepare(
             return choice
         build_report = build(
             location, first_tier.name, progress=progress, ungated=True
-        )  # a packed one has the arrays' own values
+        )  # no gate: a packed tier has the values of the arrays
     except (ResourceError, CodecError) as error:  # no room, or values that the tier's type does not hold
         return replace(choice, notes=(*choice.notes, f"no faster tier was saved: {error}"))
     note = (
