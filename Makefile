@@ -24,7 +24,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all families demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp clients core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
+.PHONY: all families tokens demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp clients core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
 
 all: $(VENV)/.installed
 
@@ -136,6 +136,9 @@ xllamacpp: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
 
 families: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
 	PYTHONPATH=.:$(abspath $(VENV).xllamacpp) $(BIN)/python tools/families.py
+
+tokens: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
+	PYTHONPATH=$(abspath $(VENV).xllamacpp) $(PYTEST) --must-run -m "" tests/interop/test_llama_tokens.py
 
 $(VENV).xllamacpp/.installed:
 	rm -rf $(VENV).xllamacpp

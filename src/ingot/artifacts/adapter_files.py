@@ -84,7 +84,9 @@ def adapter_in(checkpoint: Checkpoint, location: Location) -> Adapter | None:
 
 
 def note_on_config(source: Source, *, directory: bool) -> str:
-    """Return a note for a conversion of an adapter's folder into a file, which loses its settings; else empty."""
+    """Return a note if ``source`` is an adapter's folder that is converted into a file, without its config;
+    else empty.
+    """
     if directory or not source.is_folder or adapter_of(source) is None or not _config(source.store):
         return ""
     return f"{CONFIG} with the adapter's rank and scale is not in the file: keep it, or convert into a folder"
@@ -113,7 +115,7 @@ def _text(value: object) -> str | None:
 
 
 def _first_part(names: Iterable[str]) -> str | None:
-    """Return the first name that only tensors of adapters have."""
+    """Return the first of ``names`` that only tensors of adapters have; None if there is none."""
     return next((name for name in names if "lora" in name and _PART.search(name)), None)
 
 

@@ -212,7 +212,7 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
 
 @takes(CoremlOptions, "extract")
 def extract_coreml(options: CoremlOptions) -> PathLike[str]:
-    """Unpack the Core ML package of the artifact ``path``; see ``extract_package``.
+    """Unpack the Core ML package of the artifact ``path``; return its folder.
 
     Raises ``UsageError`` ``attachments.none`` if the artifact has no Core ML package.
     """

@@ -57,7 +57,7 @@ class Companions:
 
 
 def find_companions(store: Store, artifact_files: Collection[str] = ()) -> Companions:
-    """Return a model folder's companions.
+    """Return the companions in a model folder, and the entries that are not copied.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class ConfigChange:
         return bool(self.drop or self.dtypes or self.untie)
 
     def apply(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config with the changes, also in configs inside it."""
+        """Return ``config`` with the changes, which are also applied to configs nested in it."""
         changed = {key: value for key, value in config.items() if key not in self.drop}
         for key, value in changed.items():
             if key in ("dtype", "torch_dtype"):

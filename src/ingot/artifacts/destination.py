@@ -57,7 +57,7 @@ _ENGINES = ("local", "processes", "ray")
 
 
 def about_engine(more: str) -> Mapping[str, About]:
-    """Return the description of an operation's option ``engine``; ``more`` is the end of its help text."""
+    """Return the metadata of an operation's option ``engine``; ``more`` is the end of its help text."""
     return about(
         "The workers: local (this process), processes (one for each processor of this machine) or ray (a cluster with "
         f"access to the same files); {more}",

@@ -143,7 +143,7 @@ def same_identity(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Return an identity with the types of JSON and without device numbers."""
+    """Return an identity in a form that can be compared: with lists as JSON has them, and without device numbers."""
     if isinstance(value, Mapping):
         return {str(key): _comparable(item) for key, item in value.items()}
     if not isinstance(value, list | tuple):

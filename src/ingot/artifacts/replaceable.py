@@ -51,7 +51,7 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
 
 
 def _shown(name: str) -> str:
-    """Return a name up to its first hidden folder; hidden folders never belong to a checkpoint."""
+    """Return ``name`` for a message, cut after its first hidden folder; hidden folders never belong to a checkpoint."""
     components = name.split("/")
     hidden = next((index for index, component in enumerate(components[:-1]) if component.startswith(".")), None)
     return name if hidden is None else "/".join(components[: hidden + 1]) + "/"

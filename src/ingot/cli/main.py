@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from ingot.cli.commands import BRIEFLY, COMMANDS, GROUP_OF, PLUGINS, SHARED_LINE
 from ingot.cli.help import Group
 from ingot.cli.output import Output, line, open_streams, print_json
 from ingot.core.border import foreign_error, system_error
-from ingot.core.files.atomic import PUBLISHED
+from ingot.core.files.atomic import PUBLISHED, clean_up
 from ingot.core.registry import did_you_mean
 from ingot.errors import INGOT_VERSION, IngotError, PluginError, ResourceError, printable
 
@@ -182,6 +183,7 @@ def run(arguments: list[str] | None = None) -> int:
         result = app.main(arguments, PROGRAM, _COMPLETE, standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
         result = INTERRUPTED
+        _clean_up()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return USAGE
@@ -198,6 +200,19 @@ def run(arguments: list[str] | None = None) -> int:
             message += f"; finished parts are kept, continue with: {printable(shlex.join(['ingot', *command]))}"
         return _report(Failure(_STOPPED["by"], "interrupted", message), json, "")
     return result if isinstance(result, int) else 0
+
+
+def _clean_up() -> None:
+    """Remove unfinished files; a second Ctrl-C does not stop this."""
+    previous = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        clean_up()
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGINT, previous)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class Rows(ABC):
 
 
 class AddingReader(Rows):
-    """A reader that adds while it decodes, in one pass."""
+    """A reader that can add its values to a base while it decodes them, in one pass."""
 
     @abstractmethod
     def add_into(self, base: Array, out: Array) -> None:
@@ -317,8 +317,6 @@ class Codec(Decoder):
 
         Checks positions first, and digests at the end. Called if ``checks_stored`` is set; raises the errors of
         ``reader``.
-
-        Called if ``checks_stored`` is set; raises the errors of ``reader``.
         """
         raise NotImplementedError
 

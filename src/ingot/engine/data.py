@@ -165,7 +165,7 @@ def bind_steps(
     format: Format,
     routes: Mapping[str, PatchChain] = MappingProxyType({}),
 ) -> Iterator[Step]:
-    """Yield runnable steps.
+    """Yield the steps that ``steps`` describe, with the tensors of the open ``sources``, so that they can run.
 
     The sources of a patch are the base and its deltas, and ``routes`` has the chains of its tensors. The sources of a
     diff are the base and the fine-tune.

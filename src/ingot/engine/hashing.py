@@ -81,7 +81,7 @@ HashFactories = Mapping[int, HashFactory]
 
 
 class TensorHashes:
-    """A BLAKE3 for every tensor, as content ids need it."""
+    """Creates a separate BLAKE3 stream for each tensor: content ids contain the digest of each."""
 
     def __init__(self, thread: HashThread) -> None:
         self._thread = thread

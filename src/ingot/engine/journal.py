@@ -155,7 +155,10 @@ def is_intact(record: Mapping[str, Any], store: Store) -> bool:
 
 
 def _digest(store: Store, name: str, offset: int, length: int, digest: str) -> bool:
-    """Return whether a range of a file has this digest. Raises the errors of reading."""
+    """Return whether the CRC-32C of ``length`` bytes at ``offset`` of a file is ``digest``.
+
+    Raises the errors of reading.
+    """
     running = checksums.hasher("crc32c")
     buffer = memoryview(bytearray(min(CHUNK, length)))
     source = store.open(name)

@@ -93,7 +93,7 @@ class ChunkPlan:
 
     @property
     def end(self) -> int:
-        """The row after the last one."""
+        """The row after the last row of these chunks."""
         return self.rows if self.last is None else self.last
 
 
@@ -283,7 +283,7 @@ class Plan:
 
     @cached_property
     def size(self) -> int:
-        """The bytes of the weight files, including headers and padding.
+        """The number of bytes of the weight files, including headers and padding.
 
         It is an upper bound if ``size_exact`` is False: with zstd, with sparse codecs, and in formats that store equal
         parts once.
@@ -297,5 +297,5 @@ class Plan:
 
     @property
     def min_size(self) -> int:
-        """The bytes of the weight files without parts of unknown length, if no two parts are equal."""
+        """The number of bytes of the weight files without parts of unknown length, if no two parts are equal."""
         return min_size(self.specs, self.size)

@@ -32,7 +32,7 @@ ANY_PROGRAM = "any program"
 
 @dataclass(frozen=True, slots=True)
 class FormatInfo:
-    """A format and the codecs that it carries."""
+    """A format, and the codecs whose tensors its files can store."""
 
     name: str
     suffixes: Texts
@@ -42,7 +42,7 @@ class FormatInfo:
 
 @dataclass(frozen=True, slots=True)
 class CodecInfo:
-    """A codec and the formats that carry it."""
+    """A codec, and the formats whose files can store its tensors."""
 
     name: str
     lossless: bool
@@ -102,7 +102,7 @@ _DECODED_LAYOUTS: Mapping[str, Sequence[GgmlBlocksLayout | PackedIntLayout]] = {
 
 
 def carries(format: Any, codec: str) -> bool:
-    """Return whether a format accepts a matrix of 64 x 64 in one of a codec's layouts."""
+    """Return whether a format can store a matrix of 64 x 64 in one of the layouts of ``codec``."""
     layouts = _LAYOUTS.get(codec, ({},))
     return any(_accepts(format, codec, options, dtype) for options in layouts for dtype in ("f32", "f16", "bf16"))
 
@@ -136,7 +136,7 @@ def formats() -> list[FormatInfo]:
 
 
 def codecs() -> list[CodecInfo]:
-    """Return every codec."""
+    """Return a description of every codec, plugins included."""
     return [
         CodecInfo(
             name,
@@ -168,7 +168,7 @@ _MATRICES = (
 
 
 def recipes() -> list[RecipeInfo]:
-    """Return every preset."""
+    """Return a description of every preset."""
     return [_recipe_info(load_recipe(name)) for name in ALL_PRESETS]
 
 
@@ -222,7 +222,7 @@ def _range(sizes: Sequence[float]) -> str:
 
 
 def _choices(recipe: Recipe) -> Iterator[Choice]:
-    """Yield the choices for the matrices of a Llama model with columns that every group and block divides."""
+    """Yield the choices of a recipe for the matrices of a Llama model, whose columns suit every group and block."""
     recipe = expand_for_llama(recipe)
     for name in [f"model.layers.{layer}.{matrix}.weight" for layer in range(LLAMA_LAYERS) for matrix in _MATRICES]:
         choice = resolve(recipe, name, _MATRIX, "bf16", LLAMA_LAYERS).choice

@@ -99,7 +99,7 @@ class InspectOptions:
 
 @preload
 class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file or folder that workers open for ``verify``."""
+    """The file or folder to check, as workers of ``verify`` get it."""
 
     path: str
     io: str
@@ -108,7 +108,7 @@ class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 @preload
 class ComparedFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """Two artifacts that workers open for ``compare``."""
+    """The two artifacts to compare, as workers of ``compare`` get them."""
 
     a: str
     b: str

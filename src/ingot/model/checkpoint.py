@@ -57,7 +57,7 @@ class CheckpointSource:
         return None
 
     def close(self) -> None:
-        """Release files and mappings."""
+        """Close the files and release their mappings."""
 
 
 class Attributes(TypedDict, total=False):
@@ -193,7 +193,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """The stored bytes of all tensors."""
+        """The number of stored bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensor_map.uncached())
 
     @property

@@ -62,7 +62,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @preload
 class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The description of a delta.
+    """The description of a delta: its strategy, the ids of base and result, and the change of each tensor.
 
     ``tensors`` has the fine-tune's tensors in order. ``removed`` has the base's tensors that the fine-tune lacks.
     """

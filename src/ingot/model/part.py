@@ -89,7 +89,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes after decoding the encoding."""
+        """The number of bytes after decoding the encoding."""
         return self.length if self.uncompressed_length is None else self.uncompressed_length
 
     @property

@@ -45,7 +45,7 @@ StoredLayout = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteL
 
 @dataclass(frozen=True, slots=True)
 class QuantizerSpec:
-    """A quantizer and a grid.
+    """A quantizer, the grid to which it rounds, and the codec that stores the codes.
 
     Parameters
     ----------

@@ -147,7 +147,7 @@ def links_of(outputs: Array) -> Links:
 
 
 def _reverse(matrix: Array) -> None:
-    """Reverse both axes in place."""
+    """Reverse the rows and the columns of ``matrix`` in place."""
     flat = matrix.reshape(-1)
     half = len(flat) // 2
     for first in range(0, half, _CHUNK):

@@ -99,7 +99,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Maps applied one after the other."""
+    """Several maps in sequence: ``forward`` applies the first one first."""
 
     maps: Sequence[RepeatableMap]
 

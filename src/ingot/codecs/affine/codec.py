@@ -211,7 +211,9 @@ class AffineCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``affine.params``, ``affine.parts``, ``affine.dtype``, ``affine.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``affine.params``, ``affine.parts``, ``affine.dtype``,
+        ``affine.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

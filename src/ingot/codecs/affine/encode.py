@@ -143,7 +143,7 @@ class AffineEncoder(Encoder):
                 raise self._non_finite(rows, bad, self.fit.seen)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises
         ------

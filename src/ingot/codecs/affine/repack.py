@@ -48,7 +48,7 @@ class AffineRepack:
 
     @property
     def memory(self) -> int:
-        """The bytes of memory that a row of a chunk takes."""
+        """The number of bytes of memory that a row of a chunk takes."""
         cols = self.tensor.matrix_shape[1]
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
         spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # a byte per bit, twice

@@ -242,7 +242,9 @@ class WordsCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``affine_words.params``, ``.shape``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``affine_words.params``, ``.shape``, ``.parts``,
+        ``.dtype`` and ``.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -177,7 +177,7 @@ class AdditiveEncoder(DeltaEncoder):
         return self._inner.observes()
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Observe rows of the difference."""
+        """Observe ``rows`` of the difference; see ``BaseEncoder.observe``."""
         return self._inner.observe(rows, start)
 
     def wider_options(self) -> Mapping[str, Any]:

@@ -172,7 +172,9 @@ class ExactDelta(DeltaCodec):
     elementwise = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``,
+        ``.size``.
+        """
         _checked(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> ExactEncoder:
@@ -204,7 +206,9 @@ class ExactCodec(NeedsBase):
     holds: ClassVar[str] = "differences, which mean nothing without their base"
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``,
+        ``.size``.
+        """
         _checked(tensor)
 
 

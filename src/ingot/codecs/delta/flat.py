@@ -73,7 +73,7 @@ class Differences(NamedTuple):
         return Differences(self.tuned[start:stop], None if self.base is None else self.base[start:stop], self.dtype)
 
     def array(self) -> Array:
-        """Return the computed differences."""
+        """Return the differences as a flat float32 array, computed now."""
         if self.base is None:
             return self.tuned
         out = scratch(self.tuned.shape, np.float32)
@@ -112,7 +112,7 @@ class PairEncoder(Encoder):
         """Process the next differences of a fit pass."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows."""
+        """Return each part's bytes for ``rows``."""
         return self.encode_differences(Differences.from_rows(rows), len(rows), start)
 
     def encode_pair(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
@@ -282,8 +282,8 @@ class Addition(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Array, Array, Array | None, bool, str]:
-        """The arguments ``base``, ``out``, ``back``, ``less`` and dtype name, with which the adding kernels' arguments
-        end.
+        """The last arguments of the kernels that add differences: ``base``, ``out``, ``back``, ``less`` and the name of
+        the dtype of ``out``.
         """
         back = None if self.back is None else written(self.back)
         return as_bits(self.base), written(self.out), back, self.less, float_name(self.out)

@@ -78,7 +78,8 @@ def table(scale: Array, zero: Array, location: str | None = None) -> Array:
 class Scale(NamedTuple):
     """The scale and zero point that map values to 4-bit codes.
 
-    ``pair`` are both as the file stores them, ``arguments`` the kernel's numbers. If ``flat`` is set, all codes are 0.
+    ``pair`` are both as the file stores them, ``arguments`` the numbers that the encoding kernel takes. If ``flat`` is
+    set, all codes are 0.
     """
 
     flat: bool
@@ -304,7 +305,9 @@ class DeltaInt4(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``, ``.size``, ``.layout``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``,
+        ``.size``, ``.layout``.
+        """
         layout = Int4DeltaLayout.from_tensor(tensor).layout
         counts = check_parts(tensor, PARTS)
         apart = counts["outlier_idx"]

@@ -139,7 +139,9 @@ class DeltaSparse(Codec):
     checks_stored: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_sparse.dtype``, ``.parts``, ``.part-dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_sparse.dtype``, ``.parts``, ``.part-dtype``,
+        ``.size``.
+        """
         counts = check_parts(tensor, PARTS)
         require_count(tensor, "values", counts["values"], counts["indices"])
         if counts["indices"] > tensor.size:

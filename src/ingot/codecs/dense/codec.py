@@ -103,7 +103,8 @@ class DenseCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``dense.part-missing``, ``dense.dtype``, ``dense.size``.
+        """Check parameters, parts and shape of ``tensor``; rules ``dense.part-missing``, ``dense.dtype``,
+        ``dense.size``.
 
         An unknown dtype has no size to check.
         """

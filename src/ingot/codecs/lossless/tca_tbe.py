@@ -237,7 +237,9 @@ class TcaCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``tca_tbe.params``, ``tca_tbe.parts``, ``tca_tbe.dtype``, ``tca_tbe.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``tca_tbe.params``, ``tca_tbe.parts``,
+        ``tca_tbe.dtype``, ``tca_tbe.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -127,7 +127,7 @@ class PaletteEncoder(Encoder):
             self._end_of_pass()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises ``CodecError``: ``palette.non-finite``, ``palette.entry-overflow``.
         """

@@ -113,7 +113,7 @@ class Lookup:
         out.view(np.uint64)[...] = halves.reshape(-1)
 
     def all(self, packed: Array, out: Array, workers: int | None = 1) -> None:
-        """Fill ``out`` (flat) from a full stream, on threads."""
+        """Fill ``out`` (flat) from a full stream, by several threads."""
         size, bits = self._params.vector_size, self._params.bits
         count = out.size // size
         step = STEP // 8 * 8

@@ -75,7 +75,7 @@ class ScaledEncoder(Encoder):
         self._amax = max(self._amax, np.abs(_finite(rows)).max(initial=0))
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises ``CodecError``: ``scaled_codebook.non-finite``; ``scaled_codebook.scale-overflow``: the scales' type
         cannot hold the scale of a group.

@@ -92,7 +92,7 @@ class BlocksEncoder(Encoder):
             self.inner.fit_pass(remaining)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         A chunk without remaining rows has no inner parts. If no row of the tensor remains, the first chunk has the
         inner parts of an empty matrix.

@@ -224,7 +224,7 @@ class MaskEncoder(Encoder):
                 self.params = self._layout(self._keep.kept_count).attributes()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows; raises the errors of the inner encoder."""
+        """Return each part's bytes for ``rows``; raises the errors of the inner encoder."""
         if rows.ndim != 2 or rows.shape[1] != self._cols:
             raise ValueError(f"expected rows of {self._cols} columns, found {rows.shape}")
         keep = self._keep(rows)

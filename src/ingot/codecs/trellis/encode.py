@@ -86,7 +86,7 @@ class TrellisEncoder(Encoder):
         return self._reach
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises ``CodecError``: ``trellis.non-finite``; ``trellis.scale-overflow``: the scales' type cannot hold the
         scale of a group.

@@ -30,7 +30,7 @@ _SYNTAX = {
 
 
 class Hasher(Protocol):
-    """A running digest."""
+    """A digest of the bytes passed to ``update`` so far; ``text`` returns it as ``algorithm:hex``."""
 
     def update(self, data: Buffer, /) -> None: ...
 

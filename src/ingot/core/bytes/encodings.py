@@ -201,7 +201,7 @@ class _FrameDecoder:
         return self._frame is None or self._frame.eof
 
     def decode(self, data: Buffer, max_bytes: int) -> bytes:
-        """Return at most ``max_bytes`` of content; empty if the stored bytes so far have no more.
+        """Return at most ``max_bytes`` of decompressed content; empty if more stored bytes are needed.
 
         ``data`` are the next stored bytes: empty ones until the bytes before them are used up.
         """

@@ -14,7 +14,7 @@ def block_count(channels: int, block: int) -> int:
 
 
 def mask_bytes(channels: int, block: int) -> int:
-    """Return the bytes of a mask of one bit per block."""
+    """Return the number of bytes of a mask with one bit per block of ``block`` channels."""
     return -(-block_count(channels, block) // 8)
 
 

@@ -48,7 +48,7 @@ def require_inside(offset: int, length: int, size: int, location: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type.
+    """An element type, with its names in containers and frameworks.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class DType:
 
     @property
     def is_storage(self) -> bool:
-        """Whether this is one of zTensor's 13 storage primitives."""
+        """Whether the type is one of zTensor's 13 storage primitives."""
         return self.storage == self.name
 
     @property
@@ -86,7 +86,9 @@ class DType:
         return self.category == "f"
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of ``count`` elements; sub-byte types are packed, with padding in the last byte."""
+        """Return the number of bytes of ``count`` elements; sub-byte types are packed, with padding in the last
+        byte.
+        """
         return (count * self.bits + 7) // 8
 
 

@@ -209,7 +209,7 @@ class Rows(Mapping[str, T], Generic[T]):
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """The row of each name, in the order of the table."""
+        """The index of each name's row in the table's columns, in the order of the table."""
         return self._rows
 
     def __getitem__(self, name: str) -> T:

@@ -99,7 +99,7 @@ class Node:
         return Node(self.data, field.start, field.end, self.location, self.rules, self, field.tag, self.depth + 1)
 
     def fields(self) -> Iterator[Field]:
-        """Yield the fields in order.
+        """Yield the fields of the message in file order.
 
         Raises ``FormatError`` ``Rules.wire``.
         """
@@ -208,7 +208,7 @@ class Node:
         return bytes(self.data[self.start : self.end])
 
     def text(self, field: Field) -> str:
-        """Decode a field as UTF-8.
+        """Return the payload of a field, decoded as UTF-8.
 
         Raises ``FormatError`` ``Rules.wire``, ``Rules.utf8``.
         """
@@ -251,7 +251,7 @@ Segment = bytes | Range | Hole
 
 
 def length(segments: Iterable[Segment]) -> int:
-    """Return the total bytes of segments."""
+    """Return the number of bytes of all ``segments``, ranges and holes included."""
     return sum(_length(segment) for segment in segments)
 
 

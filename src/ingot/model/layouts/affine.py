@@ -194,11 +194,11 @@ class AffineLayout:
         return self.packing == FLAT_LSB or (self.packing == ROWS_LSB and cols * self.bits % 8 == 0)
 
     def packed_bytes(self, rows: int, cols: int) -> int:
-        """Return the bytes of ``packed_weight`` for a matrix of ``rows`` x ``cols``."""
+        """Return the number of bytes of ``packed_weight`` for a matrix of ``rows`` x ``cols``."""
         return rows * self.row_bytes(cols) if self.in_rows(cols) else -(-rows * cols * self.bits // 8)
 
     def row_bytes(self, cols: int) -> int:
-        """Return the bytes of a packed row that begins at a byte."""
+        """Return the number of bytes of a packed row that begins at a byte."""
         match = _WORDS.match(self.packing)
         if match:
             return -(-cols // int(match[1])) * int(match[3]) // 8

@@ -113,7 +113,7 @@ class OtherLayout:
 
 @dataclass(frozen=True, slots=True)
 class TensorInLayout:
-    """The description of a tensor in another layout than the stored one."""
+    """A ``LayoutSource`` of a tensor in a layout that differs from the stored one."""
 
     name: str
     shape: Shape

@@ -148,7 +148,7 @@ class PackedIntLayout:
 
     @property
     def packing_form(self) -> PackingForm:
-        """The details of the packing."""
+        """The properties of ``packing``, from ``PACKING_FORMS``."""
         return PACKING_FORMS[self.packing]
 
     @property
@@ -183,7 +183,7 @@ class PackedIntLayout:
 
     @property
     def points(self) -> str:
-        """Storage type of ``zeros``."""
+        """The storage type of the part ``zeros``."""
         return self.integers if self.packing_form.zeros in (None, INTEGERS) else self.scales
 
     @property

@@ -42,7 +42,7 @@ class RandomAccess(Protocol):
         ...
 
     def release(self) -> None:
-        """Release caches."""
+        """Release cached bytes; later reads compute or read them again."""
         ...
 
 

@@ -16,6 +16,9 @@ import numpy as np
 
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
+from ingot.model.calibration import LayerResult, ProcessLayer
+from ingot.model.statistics import SAME, Statistics
+from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import Group, LayerwiseModel, by_address, group_by_size
 from ingot.runtime.calibration.calibrate_work import Work, Writer
 from ingot.runtime.calibration.moments import InputsDivergedError, Sums, record_product, record_products
@@ -29,7 +32,7 @@ LOGITS = 1 << 24
 
 @dataclass(slots=True)
 class Passes:
-    """All passes of one calibration.
+    """The passes of one calibration over all windows, which sum the moments of all matrices.
 
     Parameters
     ----------
@@ -42,6 +45,8 @@ class Passes:
         Returns the bytes that the moments of a layer may take.
     progress : Progress
         Counts tokens times layers.
+    process : callable, optional
+        Called with the statistics of each step, which are then deleted, except for vectors.
     """
 
     model: LayerwiseModel
@@ -50,6 +55,7 @@ class Passes:
     batch: int
     moment_bytes: Callable[[Layer], int]
     progress: Progress
+    process: ProcessLayer | None = None
     passes: int = field(default=0)
     same: dict[str, str] = field(default_factory=dict)
     """For matrices with shared inputs: the name of the matrix under which A is stored."""
@@ -61,7 +67,7 @@ class Passes:
         return self.model.settings.fisher
 
     def run(self) -> dict[str, Any]:
-        """Return all arrays by ``NAME:FIELD``, mapped from files."""
+        """Return all arrays by ``NAME:FIELD``, mapped from files; with ``process``, vectors alone."""
         count = len(self.model.layers)
         self._step("enter", 1, self._enter)
         for index in range(count):
@@ -74,10 +80,53 @@ class Passes:
         arrays: dict[str, Any] = {}
         for step in self._steps():
             record = self.work.finished(step)
-            if record is not None and record.get("index"):
+            if record is None or not record.get("index"):
+                continue
+            processed = self.work.finished(_processing(step))
+            if processed is not None:
+                arrays |= self.work.arrays(_vectors(step), processed["vectors"])
+            else:
                 arrays |= self.work.arrays(_statistics(step), record["index"])
                 self.same |= record.get("same", {})
         return arrays
+
+    def results(self) -> list[LayerResult]:
+        """Return what ``process`` returned for each step, and functions that read the arrays that it stored."""
+        results = []
+        for step in self._steps():
+            record = self.work.finished(_processing(step))
+            if record is not None:
+                arrays = {key: self._reader(_results(step), entry) for key, *entry in record["results"]}
+                results.append(LayerResult(record["record"], arrays))
+        return results
+
+    def _reader(self, file: str, entry: Sequence[Any]) -> Callable[[], Array]:
+        dtype, shape, offset = entry
+        return lambda: self.work.read(file, offset, tuple(shape), np.dtype(dtype))
+
+    def _process_statistics(self, step: str) -> None:
+        """Pass the statistics of a step to ``process``; then delete them, and keep the vectors and the result."""
+        record = self.work.finished(step)
+        if self.process is None or record is None or not record.get("index"):
+            return
+        if self.work.finished(_processing(step)) is not None:
+            return
+        arrays = self.work.arrays(_statistics(step), record["index"])
+        same = {f"{name}:{SAME}": same_as for name, same_as in record.get("same", {}).items()}
+        vectors = self.work.writer(_vectors(step))
+        for key, array in arrays.items():
+            if array.ndim == 1:
+                vectors.add(array, key)
+        results = self.work.writer(_results(step))
+        values = self.process(Statistics.in_memory(arrays, same), results.add)
+        self.work.finish(
+            _processing(step),
+            [vectors, results],
+            [_statistics(step)],
+            vectors=vectors.index,
+            results=results.index,
+            record=values,
+        )
 
     def _steps(self) -> list[str]:
         indices = range(len(self.model.layers))
@@ -95,6 +144,7 @@ class Passes:
             except InputsDivergedError:  # run the step again without sharing
                 self._share = False
                 compute()
+        self._process_statistics(name)
         self.progress.advance(weight * self.tokens.numel(), name)
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
@@ -149,7 +199,11 @@ class Passes:
         self._finish(f"forward {index}", written, [out], drop)
 
     def _leave(self) -> None:
-        """Run the modules after the layers; with gradients, draw labels and start the backward pass."""
+        """Run the modules after the layers and sum the moments of their matrices; with gradients, begin the backward
+        pass.
+
+        The labels for gradients are drawn here.
+        """
         torch = self.model.torch
         model = self.model
         count = len(self.model.layers)
@@ -172,7 +226,7 @@ class Passes:
         self._finish("leave", written, [] if out is None else [out], [_inputs(count)])
 
     def _ends(self, hidden: Any) -> Any:
-        """Return the gradients at the last layer's output for some windows."""
+        """Return the gradients of some windows at the output of the last layer, ``hidden``."""
         torch = self.model.torch
         model = self.model
         if model.head is None:
@@ -214,7 +268,7 @@ class Passes:
         self._finish(f"backward {index}", written, [out], [_inputs(index), _gradients(index + 1)])
 
     def _begin(self) -> None:
-        """Backpropagate through modules before the layers, if they contain matrices."""
+        """Continue the backward pass through the modules before the layers, if they contain matrices."""
         model = self.model
         written = self._statistics("begin")
         if model.before:
@@ -230,7 +284,7 @@ class Passes:
         return {name: Sums(self.model.torch, item, fisher=self.fisher) for name, item in group.items()}
 
     def _listening(self, matrices: Mapping[int, Any], sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
-        """Return a context that sums moments of a layer's matrices."""
+        """Return a context in which the moments of a layer's matrices are added to ``sums``."""
         if not sums:
             return nullcontext()
         product = None if self.fisher else bf16_product(self.model.torch)
@@ -291,3 +345,15 @@ def _gradients(index: int) -> str:
 
 def _statistics(step: str) -> str:
     return f"{step.replace(' ', '-')}.statistics"
+
+
+def _vectors(step: str) -> str:
+    return f"{step.replace(' ', '-')}.vectors"
+
+
+def _results(step: str) -> str:
+    return f"{step.replace(' ', '-')}.results"
+
+
+def _processing(step: str) -> str:
+    return f"process {step}"

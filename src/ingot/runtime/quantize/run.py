@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import sqrt
+from typing import TYPE_CHECKING
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.table import stored_exactly
@@ -21,6 +21,7 @@ from ingot.conversion.run import convert
 from ingot.conversion.run import prepare as prepare_conversion
 from ingot.core.options import takes
 from ingot.errors import IngotError, MissingExtraError, UnsupportedError, UsageError
+from ingot.model.calibration import Calibration
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.statistics import Statistics
@@ -37,13 +38,12 @@ from ingot.runtimes.stored import stored_scheme
 from ingot.runtimes.table import command_lines
 from ingot.stores.location import Location
 
+if TYPE_CHECKING:
+    from ingot.runtime.calibration.calibrate import ModelCalibration
+
 LONG = 600.0
 """Seconds of work from which on ``confirm`` decides."""
 _SHOWN_RULES = 2
-
-
-class _TooLongError(Exception):
-    """Raised to end a calibration that would exceed the time limit."""
 
 
 @takes(QuantizeOptions, "quantize")
@@ -76,7 +76,7 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
     with _prepare(options, chosen, first) as prepared:
         require_accepted(prepared, chosen, first)
         rounding = {_name: _rounding(prepared, options, chosen, _name) for _name in _candidates(mode)}
-    mode, statistics, text = _statistics(options, chosen, mode, rounding)
+    mode, statistics, text = _calibration(options, chosen, mode, rounding)
     recipe = _recipe(options, chosen, calibrated=mode != NONE)
     if mode == IMPORTANCE:
         recipe = with_quantizer(recipe, IMPORTANCE)
@@ -102,7 +102,8 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
         seconds, memory = _rounding(prepared, options, chosen, _candidates(mode)[0])
         estimate = Estimate(mode, 0.0, seconds, memory)
         if mode in (AUTO, FULL, IMPORTANCE):
-            estimate = _estimate_calibration(options, IMPORTANCE if mode == IMPORTANCE else FULL, (seconds, memory))
+            mode = IMPORTANCE if mode == IMPORTANCE else FULL
+            estimate = _estimate(_model_calibration(options, mode).plan(), mode, (seconds, memory))
     except BaseException:
         prepared.checkpoint.close()
         raise
@@ -281,7 +282,7 @@ def _rounding(prepared: Prepared, options: QuantizeOptions, chosen: Chosen, mode
 
 
 def _convert_options(
-    options: QuantizeOptions, chosen: Chosen, recipe: Recipe, statistics: Statistics | None
+    options: QuantizeOptions, chosen: Chosen, recipe: Recipe, statistics: Statistics | Calibration | None
 ) -> ConvertOptions:
     return ConvertOptions(
         options.model,
@@ -296,12 +297,13 @@ def _convert_options(
     )
 
 
-def _statistics(
+def _calibration(
     options: QuantizeOptions, chosen: Chosen, mode: str, rounding: Mapping[str, tuple[float, int]]
-) -> tuple[str, Statistics | None, str]:
-    """Announce the estimated time and memory, and collect or open the statistics.
+) -> tuple[str, Statistics | Calibration | None, str]:
+    """Announce the estimated time and memory, and open the statistics or choose a calibration.
 
-    Returns the calibration mode that was used, its statistics (None for mode ``none``), and a text for the report.
+    Returns the calibration mode that was chosen, its statistics or the calibration that will collect them (None for
+    mode ``none``), and a text for the report.
     """
     if mode == NONE:
         seconds, memory = rounding[NONE]
@@ -314,17 +316,19 @@ def _statistics(
         with open_source(Location.parse(options.model)).view() as model:
             return FULL, Statistics.open(options.calibration, model), f"by the statistics of {location.display}"
     for candidate in _candidates(mode):
+        calibration = _model_calibration(options, candidate)
         try:
-            statistics = _collect(options, candidate, rounding[candidate], limited=mode == AUTO)
-        except _TooLongError:
-            continue
+            plan = calibration.plan()
         except MissingExtraError:
             if mode == AUTO and chosen.plain:
                 return NONE, None, "nearest values, without statistics: the extra transformers is not installed"
             raise
-        source = statistics.metadata.get("source", "the model")
+        estimate = _estimate(plan, candidate, rounding[candidate])
+        _announce(options, estimate)
+        if mode == AUTO and not _fits(options, estimate):
+            continue
         measured = "statistics of inputs and gradients" if candidate == FULL else "importance of columns"
-        return candidate, statistics, f"by {measured}, from {source}"
+        return candidate, calibration, f"by {measured}, from {plan.source}"
     if not chosen.plain:
         raise UsageError(
             f"no calibration fits the time, and {chosen.calibrated} has no form without; give more --time",
@@ -333,42 +337,25 @@ def _statistics(
     return NONE, None, "nearest values, without statistics: no calibration fits the time"
 
 
-def _collect(options: QuantizeOptions, mode: str, rounding: tuple[float, int], *, limited: bool) -> Statistics:
-    from ingot.runtime.calibration.calibrate import collect_statistics
-
-    def check(plan: CalibratePlan) -> None:
-        estimate = Estimate(mode, plan.seconds, rounding[0], max(plan.memory, rounding[1]))
-        _announce(options, estimate)
-        if not limited:
-            return
-        if options.time is not None:
-            if estimate.seconds > parse_time(options.time):
-                raise _TooLongError
-        elif estimate.seconds > LONG and options.confirm is not None and not options.confirm(estimate):
-            raise _TooLongError
-
-    return collect_statistics(replace(_calibrate_options(options, mode), plan=check, progress=options.progress))
+def _fits(options: QuantizeOptions, estimate: Estimate) -> bool:
+    """Return whether the estimate fits the stated time; without one, whether it is short or the user confirms it."""
+    if options.time is not None:
+        return estimate.seconds <= parse_time(options.time)
+    return estimate.seconds <= LONG or options.confirm is None or options.confirm(estimate)
 
 
-def _calibrate_options(options: QuantizeOptions, mode: str) -> CalibrateOptions:
-    if mode == FULL:
-        return CalibrateOptions(options.model, "", max_ram=options.max_ram)
-    return CalibrateOptions(options.model, "", text=BUILT_IN, fisher=False, largest=1, max_ram=options.max_ram)
+def _model_calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
+    """Return the calibration of the model for a mode, which has not run yet."""
+    from ingot.runtime.calibration.calibrate import ModelCalibration
+
+    settings = CalibrateOptions(options.model, "", max_ram=options.max_ram, progress=options.progress)
+    if mode == IMPORTANCE:
+        settings = replace(settings, text=BUILT_IN, fisher=False, largest=1)
+    return ModelCalibration(settings)
 
 
-def _estimate_calibration(options: QuantizeOptions, mode: str, rounding: tuple[float, int]) -> Estimate:
-    """Return the estimate for a mode, without a calibration."""
-    from ingot.runtime.calibration.calibrate import collect_statistics
-
-    plans: list[CalibratePlan] = []
-
-    def stop(plan: CalibratePlan) -> None:
-        plans.append(plan)
-        raise _TooLongError
-
-    with suppress(_TooLongError):
-        collect_statistics(replace(_calibrate_options(options, mode), plan=stop))
-    plan = plans[0]
+def _estimate(plan: CalibratePlan, mode: str, rounding: tuple[float, int]) -> Estimate:
+    """Return the estimate for a calibration and the rounding."""
     return Estimate(mode, plan.seconds, rounding[0], max(plan.memory, rounding[1]))
 
 
