@@ -76,7 +76,15 @@ _POLICIES = ("SECURITY", "CODE_OF_CONDUCT", "RELEASING", "changelog.d/README")
 _LEADS = {
     "README": (
         ("Start", ("docs/tour", "docs/stories", "docs/choosing", "docs/coming-from", "examples/README")),
-        ("Learn", ("docs/tutorials/quantize", "docs/tutorials/fine-tunes", "docs/tutorials/remote")),
+        (
+            "Learn",
+            (
+                "docs/tutorials/quantize",
+                "docs/tutorials/fine-tunes",
+                "docs/tutorials/adapters",
+                "docs/tutorials/remote",
+            ),
+        ),
         ("Do", _JOBS),
         (
             "Know",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ingot.delta.apply import apply_delta as apply_delta
     from ingot.delta.apply import revert as revert
     from ingot.delta.diff import diff as diff
+    from ingot.delta.extract_adapter import extract_adapter as extract_adapter
     from ingot.delta.patch import patch as patch
     from ingot.errors import IngotError as IngotError
     from ingot.ext.ane.plan import plan as plan
@@ -56,6 +57,7 @@ _NAMES = {
     "diff": "ingot.delta.diff",
     "evaluate": "ingot.runtime.evaluation.evaluate",
     "execute": "ingot.conversion.execute_plan",
+    "extract_adapter": "ingot.delta.extract_adapter",
     "load_compressed_model": "ingot.ext.squish.compressed",
     "load_model": "ingot.runtime.loading.transformers",
     "merge": "ingot.conversion.merge",
@@ -84,6 +86,7 @@ __all__ = [
     "diff",
     "evaluate",
     "execute",
+    "extract_adapter",
     "load_compressed_model",
     "load_model",
     "merge",

@@ -215,6 +215,11 @@ def fit(item: Change, name: str, shape: tuple[int, ...], adapter: Adapter, model
     )
 
 
+def is_transposed(name: str, model_type: str) -> bool:
+    """Return whether a family stores a linear layer's weight as [inputs, outputs]."""
+    return model_type in _TRANSPOSED_FAMILIES and _TRANSPOSED_MODULES.search(name) is not None
+
+
 def _require_floats(tensor: Tensor) -> None:
     if tensor.dtype not in FLOATS:
         raise UnsupportedError(
@@ -232,7 +237,7 @@ def _orientations(item: Change, name: str, shape: tuple[int, ...], model_type: s
     if item.any_orientation:
         first = model_type in _TRANSPOSED_EXPERTS
     elif model_type in _TRANSPOSED_FAMILIES and len(shape) == 2:
-        first = _TRANSPOSED_MODULES.search(name) is not None
+        first = is_transposed(name, model_type)
     else:
         first = item.transposed and not (model_type and len({*shape}) == 1)
     yield plain.transpose() if first else plain

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from ingot.artifacts.destination import OVERWRITE
+from ingot.artifacts.destination import OVERWRITE, PROGRESS
 from ingot.core.options import about
 from ingot.errors import UsageError
 from ingot.stores.location import AnyPath, Location
+
+if TYPE_CHECKING:
+    from ingot.core.runtime.progress import ProgressCallback
+    from ingot.model.statistics import Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +73,36 @@ class AdapterConvertOptions:
         default=None,
         metadata=about("Form of the result; default: gguf by suffix, for folders mlx from PEFT and peft from others."),
     )
+    overwrite: bool = field(default=False, metadata=OVERWRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterExtractOptions:
+    """The options of ``ingot.extract_adapter`` and of ``ingot adapter extract``."""
+
+    base: AnyPath = field(metadata=about("The base: a model folder or file.", argument=True))
+    tuned: AnyPath = field(metadata=about("The fine-tune of the base, with the same names.", argument=True))
+    out: AnyPath = field(metadata=about("Folder of the adapter (PEFT).", "--out", "-o"))
+    _: KW_ONLY
+    rank: int | None = field(
+        default=None, metadata=about("Rank of every matrix; 32 without --max-error and --size.", minimum=1)
+    )
+    max_error: float | None = field(
+        default=None, metadata=about("Smallest ranks that leave at most this share of each change, such as 0.1.")
+    )
+    size: int | str | None = field(
+        default=None, metadata=about("Ranks of least error for a file of at most this size, such as 50MB.")
+    )
+    calibration: AnyPath | Statistics | None = field(
+        default=None,
+        metadata=about("Statistics of `ingot calibrate`: minimize the error of outputs, not that of weights."),
+    )
+    residual: Literal["exact"] | None = field(
+        default=None,
+        metadata=about(
+            "exact: also write OUT.residual.zt, the delta from the merged adapter to the fine-tune, bit for bit."
+        ),
+    )
+    dtype: Literal["f32", "f16", "bf16"] = field(default="f32", metadata=about("Element type of the factors."))
+    progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
     overwrite: bool = field(default=False, metadata=OVERWRITE)

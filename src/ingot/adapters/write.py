@@ -15,9 +15,10 @@ from ingot.adapters.mlx import mlx_tensors
 from ingot.adapters.peft import peft_config, peft_tensors
 from ingot.adapters.record import Change, Factor, LowRank
 from ingot.artifacts.adapter_files import CONFIG
-from ingot.artifacts.destination import destination, stage
+from ingot.artifacts.destination import Destination, destination, stage
 from ingot.artifacts.save import write_tensors
 from ingot.codecs.table import CODECS
+from ingot.core.files.atomic import Staging
 from ingot.core.numeric.dtypes import DTYPES, cast, file_bytes
 from ingot.errors import UnsupportedError
 from ingot.formats.base import WriteOptions
@@ -124,24 +125,33 @@ def _layer_of(name: str) -> int:
     return numbers[0] if numbers else 0
 
 
-def write_files(files: AdapterFiles, program: str, out: Location, *, overwrite: bool) -> tuple[str, int]:
-    """Write an adapter, which appears when it is complete; return its location and the size of its tensors in bytes.
-
-    Raises the errors of ``stage`` and of the format's writer.
-    """
+def adapter_destination(out: Location, program: str) -> Destination:
+    """Return the destination of an adapter; raise ``UnsupportedError`` ``adapter.unsupported`` for another suffix."""
     target = destination(out, GGUF if program == GGUF else "safetensors")
     if (program == GGUF and target.directory) or (program != GGUF and not target.directory):
         expected = "a file name that ends in .gguf" if program == GGUF else "a folder"
         _refuse_target(expected, target.display)
-    if program != GGUF:
-        target = replace(target, name=_FILES[program])
+    return target if program == GGUF else replace(target, name=_FILES[program])
+
+
+def stage_adapter(target: Destination, *, overwrite: bool) -> Staging:
+    """Return the staging folder of an adapter; raises the errors of ``stage``."""
+    return stage(target, overwrite=overwrite, names=(CONFIG,))
+
+
+def write_files(files: AdapterFiles, program: str, out: Location, *, overwrite: bool) -> tuple[str, int]:
+    """Write an adapter, which appears when it is complete; return its location and the size of its tensors in bytes.
+
+    Raises the errors of ``adapter_destination``, ``stage`` and of the format's writer.
+    """
+    target = adapter_destination(out, program)
     tensors = [_tensor(name, factor) for name, factor in files.tensors]
     specs = [tensor.spec() for tensor in tensors]
     order = target.format.order(specs)
     planned = [(tensors[index], specs[index]) for index in order]
     artifact = Artifact([spec for _, spec in planned], files.metadata)
     options = WriteOptions(digest=None)
-    with stage(target, overwrite=overwrite, names=(CONFIG,)) as staging:
+    with stage_adapter(target, overwrite=overwrite) as staging:
         staging.require_room(target.format.size(artifact, options), target.display)
         folder = LocalTarget(staging.files)
         names = write_tensors(target.format.writer(folder, target.name, artifact, options), planned)

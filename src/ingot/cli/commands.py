@@ -52,7 +52,7 @@ _GROUPS = {
         ("diff", "diff", "Store a fine-tune as a delta to its base"),
         ("patch", "diff:patch", "Turn a base into a fine-tune, by one delta or several"),
         ("merge", "convert:merge", "Merge LoRA adapters into their base, tensor by tensor"),
-        ("adapter", "adapter", "Write LoRA adapters for PEFT, llama.cpp or mlx_lm"),
+        ("adapter", "adapter", "Convert LoRA adapters, or extract one from a fine-tune"),
         ("store", "store", "Keep many models in a library, each tensor once"),
     ),
     "Run": (

@@ -24,6 +24,7 @@ EPILOG = (
     "  ingot store add ./library ./finetune --name org/finetune\n\n"
     "  ingot store ls ./library\n\n"
     "  ingot store get ./library org/finetune ./copy\n\n"
+    "  ingot store get ./library org/lora ./merged --merge\n\n"
     "  ingot inspect library:./library!org/finetune\n\n"
     "  ingot store rm ./library org/base\n\n"
     "  ingot store gc ./library --dry-run"
@@ -46,7 +47,10 @@ def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
 
 @declare("get")
 def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Write an artifact as it was added, bit for bit, or converted into another container."""
+    """Write an artifact as it was added, bit for bit, or converted into another container.
+
+    With --merge, an adapter is merged into its base.
+    """
     from ingot.library.get import get as get_from
 
     with progress_bar("writing", quiet=quiet or json) as progress:

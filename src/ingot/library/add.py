@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from ingot.artifacts.adapter_files import adapter_of
+from ingot.artifacts.adapter_files import Adapter, adapter_of
 from ingot.artifacts.open import open_source_in_store
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.options import takes
@@ -15,9 +15,10 @@ from ingot.core.runtime.progress import Progress
 from ingot.errors import IngotError, IntegrityError, ResourceError, UsageError
 from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.shared.foreign import HEAD
+from ingot.library.adapter_base import find_base
 from ingot.library.cut import Segment, covered, files_of, segments
 from ingot.library.encode import MIN_DELTA, as_delta, smallest
-from ingot.library.manifest import INLINE, Chunk, File, Manifest, file_of
+from ingot.library.manifest import INLINE, AdapterBase, Chunk, File, Manifest, file_of
 from ingot.library.objects import MAX_DELTAS, Objects, StorageForm, id_of
 from ingot.library.options import AUTO, AddOptions
 from ingot.library.place import OpenLibrary
@@ -188,6 +189,8 @@ def add(options: AddOptions) -> Added:
     UsageError
         ``library.name``, ``library.exists``, ``library.empty``, ``library.within``, ``library.none``;
         ``library.unknown`` for the base; ``target.no-parent``.
+    UnsupportedError
+        ``adapter.base``, ``adapter.shape``: ``base`` is not the base of an adapter.
     IntegrityError
         ``store.changed``: the source changed during the addition; ``library.digest``.
     ResourceError
@@ -222,15 +225,14 @@ def _name_of(store: Store, single: str) -> str:
     return name
 
 
-def _notes_on(store: Store, single: str) -> list[str]:
-    """Return a note if the artifact is an adapter, which is no full model; else an empty list."""
+def _adapter_in(store: Store, single: str) -> Adapter | None:
+    """Return the adapter that the artifact is; None if it is a model or any other files."""
     try:
         source = open_source_in_store(store, single, verify=False)
     except IngotError:  # artifacts may consist of any files
-        return []
+        return None
     with closing(source):
-        adapter = adapter_of(source)
-    return [] if adapter is None else [adapter.describe()]
+        return adapter_of(source)
 
 
 class _Addition:
@@ -252,7 +254,9 @@ class _Addition:
 
     def run(self, name: str, single: str) -> Manifest:
         """Write all objects; return the manifest, verified but not yet written."""
-        store, self._notes = self._store, _notes_on(self._store, single)
+        store = self._store
+        adapter = _adapter_in(store, single)
+        adapter_base = None if adapter is None else self._find_base(adapter)
         names = [single] if single else sorted(files_of(store))
         if not names:
             raise UsageError("expected files, but the folder is empty", rule="library.empty", where=store.location)
@@ -269,7 +273,7 @@ class _Addition:
             finally:
                 source.close()
 
-        requested = self._options.base
+        requested = self._options.base if adapter is None or self._options.base == NONE else AUTO
         self._base = choose_base(self._library, self._objects, [part for _, part in all_parts], requested, read)
 
         def write_files() -> tuple[File, ...]:
@@ -277,7 +281,7 @@ class _Addition:
             self._flush()
             return files
 
-        manifest = Manifest(name, not single, self._format(single), write_files())
+        manifest = Manifest(name, not single, self._format(single), write_files(), adapter_base)
         self._distrusted = self._proven(manifest)
         if self._distrusted:
             self._retried = True
@@ -287,6 +291,22 @@ class _Addition:
             raise _changed(store.location)
         self._require_free(manifest)
         return manifest
+
+    def _find_base(self, adapter: Adapter) -> AdapterBase | None:
+        """Return the adapter's base in the library, and add notes about both."""
+        self._notes.append(adapter.describe())
+        requested = self._options.base
+        if requested == NONE:
+            return None
+        try:
+            base, note = find_base(self._library, self._options.src, requested)
+        except IngotError as error:
+            if requested != AUTO:
+                raise
+            self._notes.append(f"no base of this adapter is looked for: {error}")
+            return None
+        self._notes.append(note)
+        return base
 
     def report(self, manifest: Manifest) -> Added:
         """Return the result of the addition."""

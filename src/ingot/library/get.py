@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from ingot.artifacts.replaceable import require_ours
+from ingot.conversion.merge import merge
+from ingot.conversion.merge_options import MergeOptions
 from ingot.conversion.run import convert
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.errors import UsageError
+from ingot.library.adapter_base import require_base
 from ingot.library.manifest import Manifest
 from ingot.library.options import GetOptions
 from ingot.library.place import OpenLibrary, using
@@ -44,8 +47,8 @@ def get(options: GetOptions) -> Got:
     """Write an artifact of a library to a file or folder.
 
     Without ``format``, the added files are restored bit for bit, and no file appears before the digests of all files
-    are checked. With ``format``, the artifact is converted as by ``ingot.convert``. The function holds at most one
-    tensor in memory.
+    are checked. With ``format``, the artifact is converted as by ``ingot.convert``. With ``merge``, an adapter is
+    merged into its base as by ``ingot.merge``. The function holds at most one tensor in memory.
 
     Returns
     -------
@@ -55,13 +58,17 @@ def get(options: GetOptions) -> Got:
     ------
     UsageError
         ``library.unknown``, ``library.none``, ``library.drop``, ``target.exists``, ``target.foreign``.
+    UnsupportedError
+        ``library.base``: ``merge`` of an artifact without a base, or whose base is gone or has other values.
     IntegrityError, FormatError
         ``library.missing``, ``library.digest``, ``library.chain``, ``library.object``; the errors of a conversion.
     """
-    if options.drop and options.format is None:
+    if options.drop and options.format is None and not options.merge:
         raise UsageError("--drop applies to conversions: add --format", rule="library.drop")
     with using(Location.parse(options.library)) as library:
         manifest = library.manifest(options.name)
+        if options.merge:
+            return _merge(library, manifest, options)
         if options.format is not None:
             return _convert(library, manifest, options)
         return _write(library, manifest, options)
@@ -108,3 +115,21 @@ def _convert(library: OpenLibrary, manifest: Manifest, options: GetOptions) -> G
     )
     files = len(report.files) + len(report.companions)
     return Got(manifest.name, report.destination, files, report.size, report.notes)
+
+
+def _merge(library: OpenLibrary, manifest: Manifest, options: GetOptions) -> Got:
+    base = require_base(library, manifest)
+    merged = merge(
+        MergeOptions(
+            library.url_of(base),
+            [(library.url_of(manifest.name), 1.0)],
+            options.dst,
+            format=options.format,
+            drop=options.drop,
+            overwrite=options.overwrite,
+            progress=options.progress,
+        )
+    )
+    report = merged.conversion
+    files = len(report.files) + len(report.companions)
+    return Got(manifest.name, report.destination, files, report.size, (f"merged into {base}", *report.notes))

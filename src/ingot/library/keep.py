@@ -29,7 +29,8 @@ class Entry:
 
     All sizes are in bytes. ``size`` is the size of the artifact's files, ``stored`` the size of the objects that it
     needs, and ``shared`` the size of those objects that other artifacts also need. Removing this artifact and
-    collecting would free ``removable`` bytes. ``problem`` is a rule if the artifact is damaged.
+    collecting would free ``removable`` bytes. ``problem`` is a rule if the artifact is damaged. ``base`` is the base of
+    an adapter.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Entry:
     shared: Bytes
     removable: Bytes
     problem: str = ""
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Holdings(Reportable):
         """Return a report with the artifacts as a table."""
         figures = [item for item in figures_of(self) if item.name != "artifacts"]
         heads = {"name": "artifact", "container": "format", "files": "files", "size": "size", "stored": "stored"}
+        heads |= {"base": "adapter of" if any(entry.base for entry in self.artifacts) else ""}
         heads |= {"shared": "of it shared", "removable": "removable", "problem": "problem" if self._damaged() else ""}
         tables = [table_of("artifacts", self.artifacts, Entry, heads if self.artifacts else None)]
         words = "{location}: {size} of files stored in {stored}"
@@ -68,7 +71,9 @@ class Holdings(Reportable):
 
 @takes(ListOptions, "store")
 def ls(options: ListOptions) -> Holdings:
-    """Return the artifacts of a library with their sizes. This reads manifests and a listing, but no objects.
+    """Return the artifacts of a library with their sizes, adapters after their base.
+
+    The function reads manifests and a listing, but no objects.
 
     Returns
     -------
@@ -94,9 +99,10 @@ def ls(options: ListOptions) -> Holdings:
             exclusive = objects.stored(variant for variant in variants if users[variant] == 1)
             files, size = (len(manifest.files), manifest.size) if manifest else (0, 0)
             container = manifest.format if manifest else ""
-            entries.append(
-                Entry(name, container, files, size, stored, stored - exclusive, exclusive, problems.get(name, ""))
-            )
+            base = manifest.base.name if manifest and manifest.base else ""
+            problem = problems.get(name, "")
+            entries.append(Entry(name, container, files, size, stored, stored - exclusive, exclusive, problem, base))
+        entries.sort(key=lambda entry: (entry.base or entry.name, bool(entry.base), entry.name))
         unneeded = 0 if problems else objects.stored(set(objects.variants()) - set(users))
         stored = objects.stored(objects.variants())
         return Holdings(library.location, entries, sum(entry.size for entry in entries), stored, unneeded)

@@ -6,7 +6,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ingot.core.bytes.checksums import Blake3
@@ -64,13 +64,24 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """The base of an adapter: its name in the library, its content id, and the digest of its manifest."""
+
+    name: str
+    content: str
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of an artifact: a folder, or a single file."""
+    """The content of an artifact: a folder, or a single file. ``base`` is the base of an adapter, if it is in the
+    library."""
 
     name: str
     folder: bool
     format: str
     files: tuple[File, ...]
+    base: AdapterBase | None = None
 
     @property
     def size(self) -> int:
@@ -85,13 +96,23 @@ class Manifest:
         """Return the ids of all objects that the files consist of."""
         return {chunk.object for chunk in self.object_chunks()}
 
+    def digest(self) -> str:
+        """Return the digest that the manifest's file states."""
+        return _digest(self._fields())
+
     def encoded(self) -> bytes:
         """Return the content of the manifest's file."""
-        fields = {
+        fields = self._fields()
+        return (json.dumps({**fields, "digest": _digest(fields)}, indent=1) + "\n").encode()
+
+    def _fields(self) -> dict[str, Any]:
+        base = {} if self.base is None else {"base": asdict(self.base)}
+        return {
             "format": FORMAT,
             "name": self.name,
             "folder": self.folder,
             "container": self.format,
+            **base,
             "files": [
                 {
                     "name": file.name,
@@ -102,7 +123,6 @@ class Manifest:
                 for file in self.files
             ],
         }
-        return (json.dumps({**fields, "digest": _digest(fields)}, indent=1) + "\n").encode()
 
 
 def file_of(name: str) -> str:
@@ -147,7 +167,23 @@ def parse_manifest(raw: bytes, name: str, location: str) -> Manifest:
         raise FormatError(_RULE, f"expected name {name!r}, folder true or false, and a container", where=location)
     parsed = tuple(_file(item, location) for item in files)
     _require_distinct([file.name for file in parsed], folder=folder, location=location)
-    return Manifest(name, folder, container, parsed)
+    return Manifest(name, folder, container, parsed, _base(root.get("base"), location))
+
+
+def _base(value: object, location: str) -> AdapterBase | None:
+    if value is None:
+        return None
+    fields = value if isinstance(value, dict) else {}
+    name, content, digest = (fields.get(key) for key in ("name", "content", "manifest"))
+    if not (
+        isinstance(name, str) and all(isinstance(item, str) and _DIGEST.fullmatch(item) for item in (content, digest))
+    ):
+        raise FormatError(_RULE, "expected a base with name, content and manifest", where=location)
+    try:
+        file_of(name)
+    except UsageError as error:
+        raise FormatError(_RULE, error.message, where=location) from None
+    return AdapterBase(name, str(content), str(digest))
 
 
 def _digest(fields: Mapping[str, Any]) -> str:

@@ -36,7 +36,8 @@ class AddOptions:
     base: str = field(
         default=AUTO,
         metadata=about(
-            "The artifact that tensors may be stored as differences to; auto: the nearest, none: no differences.",
+            "The artifact that tensors may be stored as differences to; auto: the nearest, none: no differences. For "
+            "an adapter: its base.",
             metavar="NAME",
         ),
     )
@@ -56,6 +57,7 @@ class GetOptions:
         default=None,
         metadata=about("Convert into this format; default: the files that were added, bit for bit."),
     )
+    merge: bool = field(default=False, metadata=about("Write the base of an adapter with the adapter merged into it."))
     drop: Sequence[str] = field(default=(), metadata=DROP)
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

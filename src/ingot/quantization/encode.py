@@ -44,10 +44,7 @@ def factors_under(rows: Array, max_rank: int, error: float | None, factors: Fact
     the factors. Each column of left has the norm of the same row of right.
     """
     inner, outer = _roots(factors)
-    left_factor, right = plain_factors(_white(rows, inner, outer), max_rank, error)
-    if outer is not None:
-        left_factor = np.linalg.solve(outer.T, left_factor)
-    right = np.linalg.solve(inner.T, right.T).T
+    left_factor, right = _from_white(*plain_factors(_white(rows, inner, outer), max_rank, error), inner, outer)
     norms = np.maximum(np.linalg.norm(left_factor, axis=0), _TINY)
     even = np.sqrt(np.maximum(np.linalg.norm(right, axis=1), _TINY) / norms)
     return left_factor * even, right / even[:, None]
@@ -58,6 +55,24 @@ def whiten(rows: Array, factors: Factors) -> Array:
     return _white(rows, *_roots(factors))
 
 
+class Whitening:
+    """The linear map of ``whiten`` for one matrix, and its inverse for factors; the triangular roots are computed once.
+
+    ``factors`` without outputs weigh all rows the same.
+    """
+
+    def __init__(self, factors: Factors) -> None:
+        self._roots = _roots(factors)
+
+    def apply(self, rows: Array) -> Array:
+        """Return ``M^T W L``, f64."""
+        return _white(rows, *self._roots)
+
+    def restore(self, left_factor: Array, right: Array) -> tuple[Array, Array]:
+        """Return the factors of W for factors of ``M^T W L``."""
+        return _from_white(left_factor, right, *self._roots)
+
+
 def _roots(factors: Factors) -> tuple[Array, Array | None]:
     inner = np.linalg.cholesky(factors.inputs.astype(np.float64))
     return inner, None if factors.outputs is None else np.linalg.cholesky(factors.outputs.astype(np.float64))
@@ -66,6 +81,12 @@ def _roots(factors: Factors) -> tuple[Array, Array | None]:
 def _white(rows: Array, inner: Array, outer: Array | None) -> Array:
     white: Array = rows.astype(np.float64) @ inner
     return white if outer is None else outer.T @ white
+
+
+def _from_white(left_factor: Array, right: Array, inner: Array, outer: Array | None) -> tuple[Array, Array]:
+    if outer is not None:
+        left_factor = np.linalg.solve(outer.T, left_factor)
+    return left_factor, np.linalg.solve(inner.T, right.T).T
 
 
 OutcomeCallback = Callable[[Sequence[Outcome]], object]

@@ -11,7 +11,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 MODELS = {"tutorials/quantize", "howto/run"}  # whose models compute, with torch
-SLOW = MODELS | {"tutorials/fine-tunes"}
+SLOW = MODELS | {"tutorials/fine-tunes", "tutorials/adapters"}
 PAGES = sorted(
     path.relative_to(DOCS).with_suffix("").as_posix()
     for kind in ("tutorials", "howto")

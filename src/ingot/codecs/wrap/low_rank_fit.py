@@ -78,7 +78,7 @@ def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, max_rank: int) ->
     del start
     if not total:
         return np.zeros(max_rank + 1)
-    span = _orthonormal(span)
+    span = orthonormal(span)
     inner = np.zeros((span.shape[1],) * 2)
     for rows in blocks():
         for first in range(0, len(rows), _BLOCK):
@@ -89,7 +89,7 @@ def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, max_rank: int) ->
     return np.clip(1 - captured / total, 0.0, 1.0)
 
 
-def _orthonormal(columns: Array) -> Array:
+def orthonormal(columns: Array) -> Array:
     """Return an orthonormal base of the columns' space, without directions that are lost in rounding.
 
     By the columns' inner products, twice (CholeskyQR2 with eigenvalues; Yamamoto et al., ETNA 44, 2015): products of
