@@ -136,9 +136,8 @@ def quantize_model(folder: Path) -> DemoQuantization:
     config = parse_config((source / CONFIG).read_bytes(), "model.config", str(source / CONFIG))
     tokenizer = Tokenizer.load(source / "tokenizer.json")
     decoded = folder / "decoded"
-    convert(
-        target, decoded, "decompress", format="safetensors", overwrite=True
-    )  # the names of transformers, which ``Llama`` reads
+    # A folder has the tensor names of transformers, which ``Llama`` reads.
+    convert(target, decoded, "decompress", format="safetensors", overwrite=True)
     with open_checkpoint(decoded) as checkpoint:
         model = Llama(config, load_arrays(checkpoint))
     tokens = tokenizer.encode(PROMPT)
