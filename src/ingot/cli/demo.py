@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, line, print_json, table
+from ingot.cli.output import Json, line, print_json, render, table
 from ingot.core.options import About
 from ingot.errors import printable
 from ingot.reporting.report import size_text
@@ -20,14 +20,23 @@ def command(
     out: Annotated[Path, About("Folder for the files; created if absent.", ("--out", "-o"))] = Path("ingot-demo"),
     json: Json = False,
 ) -> None:
-    """Convert a small real language model by the preset recipes, and show size, speed, error and perplexity."""
-    from ingot.demo.run import run
+    """Quantize a small real language model, show size, error and its text; then compare the preset recipes."""
+    from ingot.demo.run import quantize_model, run
 
+    if not json:
+        _print_quantization(quantize_model(out))
     report = run(out, lambda line: print(f"{line} ...", file=sys.stderr))
     if json:
         print_json(report)
         return
     _print(report)
+
+
+def _print_quantization(result: Any) -> None:
+    """Print the command ``ingot quantize`` with its report, and the text that the result generates."""
+    line(f"$ {result.command}", wrap=False)
+    render(result.report.report(), json=False, quiet=False)
+    print(f"\nIt continues {result.prompt!r} with: {printable(repr(result.text))}\n")
 
 
 def _print(report: Any) -> None:

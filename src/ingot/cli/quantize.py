@@ -39,14 +39,13 @@ def command(
     check_options(options)  # before the imports below, which take half a second
 
     from ingot.runtime.quantize.estimate import Estimate
+    from ingot.runtime.quantize.report import with_estimate
     from ingot.runtime.quantize.run import prepare, quantize
 
     if dry_run:
         prepared, estimate = prepare(options)
         with prepared:
-            render(prepared.report(), json=json, quiet=quiet)
-        if not (json or quiet):
-            line(f"estimate: {estimate.describe()}")
+            render(with_estimate(prepared.report(), estimate), json=json, quiet=quiet)
         return
 
     def announce(estimate: Estimate) -> None:

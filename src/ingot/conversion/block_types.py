@@ -16,6 +16,7 @@ from ingot.naming.names import equal_layers, role_of
 from ingot.recipes.choice import Choice
 from ingot.recipes.llama_cpp_mixtures import expand, facts_of
 from ingot.recipes.recipe import Recipe
+from ingot.reporting.report import count_text
 
 _GGUF = "gguf"
 _HEAD = "head"
@@ -84,6 +85,7 @@ def _fallback_notes(steps: Sequence[Step], recipe: Recipe) -> list[str]:
         patterns = ", ".join(pattern for pattern, _ in equal_layers(names, str, lambda _: None))
         reason = f"{TYPES[requested].elements} does not divide {columns} columns"
         notes.append(
-            f"{stored.upper()} instead of {requested.upper()}, because {reason}: {len(names)} tensors, {patterns}"
+            f"{stored.upper()} instead of {requested.upper()}, because {reason}: "
+            f"{count_text(len(names), 'tensor')}, {patterns}"
         )
     return notes

@@ -3,6 +3,7 @@ result."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from ingot.demo.tokenizer import Tokenizer
 from ingot.errors import UsageError
 from ingot.inspect.compare import compare
 from ingot.naming.config import CONFIG, parse_config
+from ingot.runtime.quantize.report import QuantizeReport
+from ingot.runtime.quantize.run import quantize
 
 RUNS = (
     ("bf16", ".zt"),
@@ -39,6 +42,8 @@ RUNS = (
 )
 MODEL = "model.safetensors"
 COMPANIONS = ("config.json", "tokenizer.json", "heldout.txt", "README.md")
+PROMPT = "This function returns a list of"
+NEW_TOKENS = 24
 WINDOW = 256
 WINDOWS = 64
 
@@ -107,6 +112,40 @@ def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoRepor
     with open_checkpoint(original) as checkpoint:
         parameters = sum(tensor.size for tensor in checkpoint.values())
     return DemoReport(str(folder), parameters, min(WINDOW * WINDOWS, len(tokens)), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoQuantization:
+    """The result of ``ingot quantize`` on the demo's model: the command, its report, and the text that it generates."""
+
+    command: str
+    report: QuantizeReport
+    prompt: str
+    text: str
+
+
+def quantize_model(folder: Path) -> DemoQuantization:
+    """Quantize the demo's model for llama.cpp, and continue a sentence with the decoded result.
+
+    ``folder`` and its errors are those of ``run``.
+    """
+    source = _unpack(folder)
+    target = folder / "model-Q4_K_M.gguf"
+    report = quantize(source, target, type="Q4_K_M", calibration="none", overwrite=True)
+    words = ("ingot", "quantize", str(source), "-o", str(target), "--type", "Q4_K_M", "--calibration", "none")
+    config = parse_config((source / CONFIG).read_bytes(), "model.config", str(source / CONFIG))
+    tokenizer = Tokenizer.load(source / "tokenizer.json")
+    decoded = folder / "decoded"
+    # A folder has the tensor names of transformers, which ``Llama`` reads.
+    convert(target, decoded, "decompress", format="safetensors", overwrite=True)
+    with open_checkpoint(decoded) as checkpoint:
+        model = Llama(config, load_arrays(checkpoint))
+    tokens = tokenizer.encode(PROMPT)
+    for _ in range(NEW_TOKENS):
+        tokens.append(int(np.argmax(model.logits(np.array([tokens], np.int64))[0, -1])))
+    return DemoQuantization(
+        shlex.join((*words, "--overwrite")), report, PROMPT, tokenizer.decode(tokens)[len(PROMPT) :]
+    )
 
 
 def _model_files() -> Traversable:

@@ -229,6 +229,21 @@ def _choices(recipe: Recipe) -> Iterator[Choice]:
         yield from choice.candidates if isinstance(choice, Measured) else () if choice is None else (choice,)
 
 
+def mean_bits(recipe: Recipe) -> float | None:
+    """Return the mean bits per weight of the matrices in a Llama model's layers; None if they depend on the values."""
+    expanded = expand_for_llama(recipe)
+    names = [f"model.layers.{layer}.{matrix}.weight" for layer in range(LLAMA_LAYERS) for matrix in _MATRICES]
+    sizes = []
+    for name in names:
+        choice = resolve(expanded, name, _MATRIX, "bf16", LLAMA_LAYERS).choice
+        choice = choice.candidates[0] if isinstance(choice, Measured) else choice
+        bits = 16.0 if choice is None else _bits(choice)
+        if bits is None:
+            return None
+        sizes.append(bits)
+    return sum(sizes) / len(sizes)
+
+
 def _bits(choice: Choice) -> float | None:
     """Return the stored bits per weight; None if they depend on the values, or if the codec does not support bf16."""
     if choice.quantizer is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ingot.quantization.factors import DAMPING
 from ingot.quantization.tensor import Outcome
+from ingot.reporting.report import count_text
 
 _SHOWN = 4
 
@@ -24,7 +25,7 @@ def outcome_lines(every: Sequence[Outcome], source: str) -> list[str]:
     dead = [f"{outcome.matrix} ({outcome.dead})" for outcome in every if outcome.dead]
     damped = [f"{outcome.matrix} ({_why(outcome)})" for outcome in every if outcome.singular]
     lines = [
-        (f"{len(every)} matrices were rounded by the statistics of {source}: {error}", True),
+        (f"{count_text(len(every), 'matrix', 'matrices')} rounded by the statistics of {source}: {error}", True),
         (f"without statistics, all errors weighed alike: {few(unknown)}", unknown),
         (f"no token was sent there, all errors weighed alike: {few(unseen)}", unseen),
         (f"inputs that were 0 for every token, whose columns weigh as damping has them: {few(dead)}", dead),

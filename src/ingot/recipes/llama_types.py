@@ -34,7 +34,10 @@ def preset_of_type(name: str) -> tuple[str, str]:
     if upper in ALL_PRESETS:
         calibrated = f"{upper}{_CALIBRATED}"
         return upper, calibrated if calibrated in ALL_PRESETS else ""
-    for candidate in (key, _ALIASES.get(upper, key)):
+    mixture = _ALIASES.get(upper, "").upper()
+    if mixture in ALL_PRESETS:
+        return preset_of_type(mixture)
+    for candidate in (_ALIASES.get(upper, key), key):
         plain = presets.get(candidate, "")
         calibrated = presets.get(f"{candidate}{_CALIBRATED}", "")
         if plain or calibrated:

@@ -202,6 +202,11 @@ LEFT_ALIGNED: tuple[Unit, ...] = ("text", "texts", "shape", "flag")
 """Units that tables align to the left; all others are numbers, aligned to the right."""
 
 
+def count_text(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: ``1 tensor``, ``2 tensors``; ``plural`` is for nouns without a regular plural."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def number(value: float, digits: int = 4) -> str:
     """Format a figure to ``digits`` significant digits."""
     return f"{value:.{digits}g}"

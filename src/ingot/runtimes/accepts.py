@@ -18,6 +18,7 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
 from ingot.naming.names import merged_matrix, pattern_of, role_of
+from ingot.reporting.report import count_text
 from ingot.runtimes.profile import Requirement, RuntimeProfile, Scheme
 from ingot.runtimes.stored import StoredScheme, mismatch, stored_scheme
 from ingot.translate.completeness import defects_of
@@ -156,7 +157,7 @@ def refusal(answer: Answer, location: str) -> UnsupportedError:
     """Return the error for an artifact that a program would not load: the first reason, and the number of further
     ones."""
     first = answer.reasons[0]
-    more = f" (and {len(answer.reasons) - 1} more reasons)" if len(answer.reasons) > 1 else ""
+    more = f" (and {count_text(len(answer.reasons) - 1, 'more reason')})" if len(answer.reasons) > 1 else ""
     return UnsupportedError(
         f"{answer.profile.label} would not load this: {first.location}: {first.message}{more}",
         rule="runtime.refused",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 import ingot
+from ingot.cli.main import run
 from ingot.demo import run as demo
 
 
@@ -15,6 +17,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> demo.DemoReport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "WINDOWS", 1)
         return demo.run(tmp_path_factory.mktemp("demo") / "out")
+
+
+def test_the_demo_begins_with_a_quantization_and_its_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "NEW_TOKENS", 2)
+    result = demo.quantize_model(tmp_path / "demo")
+    assert result.text
+    assert result.report.bits_per_weight < 7
+    assert run(shlex.split(result.command)[1:]) == 0
+    assert "preset Q4_K_M" in capsys.readouterr().out
 
 
 def test_every_run_has_a_row_and_a_whole_file(report: demo.DemoReport) -> None:

@@ -218,7 +218,7 @@ def test_each_fallback_is_in_the_report(tmp_path: Path) -> None:
     assert sorted(fallbacks) == [
         "F16 instead of IQ3_S, because 256 does not divide 200 columns: 2 tensors, blk.*.ffn_down.weight",
         "IQ4_NL instead of IQ3_S, because 256 does not divide 96 columns: 13 tensors, " + ", ".join(narrow),
-        "Q8_0 instead of Q6_K, because 256 does not divide 96 columns: 1 tensors, output.weight",
+        "Q8_0 instead of Q6_K, because 256 does not divide 96 columns: 1 tensor, output.weight",
     ]
     with ingot.open(tmp_path / "x.gguf") as checkpoint:
         assert checkpoint.metadata["general.file_type"] == 26  # no tensor has IQ3_S: it is what was asked for

@@ -20,6 +20,7 @@ from ingot.errors import IngotError
 from ingot.recipes.load import load_recipe
 from ingot.runtime.quantize import run as quantize_run
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
+from ingot.runtime.quantize.option_names import with_commands
 from ingot.runtime.quantize.options import parse_time
 from ingot.runtime.quantize.run import with_group_size, with_quantizer
 from tests.support import model_folder
@@ -234,6 +235,59 @@ def test_the_command_that_moves_a_quantized_model_succeeds(run: Run) -> None:
     _, err = run("quantize", "4 bits", "-o", "y", "--for", "onnxruntime", code=2)
     assert "start from the original model" in err
     assert "`" not in err
+
+
+def test_a_result_larger_than_its_preset_is_explained_first(run: Run) -> None:
+    out, _ = run("quantize", "m", "-o", "x.gguf", "--type", "Q4_K_M", "--calibration", "none", "--json")
+    larger = json.loads(out)["larger"]
+    assert "the matrices of preset Q4_K_M have 4.79" in larger[0]
+    assert any("Q5_0 instead of Q4_K, because 256 does not divide 64 columns" in text for text in larger)
+    out, _ = run("quantize", "m", "-o", "w", "--for", "vllm", "--calibration", "none")
+    lines = out.splitlines()
+    assert "% of the bytes are dense f32: no rule of the preset applies to" in out
+    assert next(index for index, text in enumerate(lines) if "larger" in text) < lines.index("next:") - 5
+    out, _ = run("quantize", "m", "-o", "w16", "--for", "vllm", "--bits", "16", "--json")
+    assert json.loads(out)["larger"] == []
+
+
+def test_notes_name_only_options_of_the_command(run: Run) -> None:
+    out, _ = run("quantize", "m", "-o", "x.gguf", "--type", "Q8_0", "--calibration", "none")
+    assert "12 of them" in out or "of them its order of rows" in out
+    assert "--keep-names" not in out
+
+
+def test_an_error_names_the_command_of_an_option(run: Run) -> None:
+    config = json.loads(Path("m/config.json").read_text())
+    Path("m/config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    _, err = run("quantize", "m", "-o", "x.gguf", "--type", "Q8_0", "--calibration", "none", code=1)
+    assert "--drop" in err
+    assert "--drop is an option of `ingot convert`" in err
+    assert with_commands("raise --max-ram, or use --largest, --no-fisher").endswith(
+        "(--largest and --no-fisher are options of `ingot calibrate`)"
+    )
+    assert with_commands("run `ingot convert a b --keep-names`") == "run `ingot convert a b --keep-names`"
+
+
+@pytest.mark.parametrize(("limit", "mode"), [("1h", "full"), ("0s", "none")])
+def test_the_estimate_is_one_line(run: Run, limit: str, mode: str) -> None:
+    _, err = run("quantize", "m", "-o", "x", "--for", "vllm", "--time", limit)
+    assert err.count("estimate: ") == 1
+    assert f"calibration {mode}" in err
+    out, _ = run("quantize", "m", "-o", "y", "--for", "vllm", "--time", limit, "--dry-run", "--json")
+    printed = json.loads(out)
+    assert printed["calibration"] == mode
+    assert printed["estimated_memory"] > 0
+    assert printed["recipe"] == ("w4a16-calibrated" if mode == "full" else "w4a16")
+
+
+def test_the_divergence_is_measured_on_a_text(run: Run) -> None:
+    Path("text.txt").write_text(" ".join(f"w{index % 50}" for index in range(9000)))
+    out, _ = run("quantize", "m", "-o", "x", "--for", "mlx", "--calibration", "none", "--kl", "text.txt")
+    line = next(text for text in out.splitlines() if text.startswith("  KL"))
+    assert float(line.split()[1]) > 0
+    _, err = run("quantize", "m", "-o", "y", "--for", "mlx", "--kl", "none.txt", code=2)
+    assert "none.txt" in err
+    assert not Path("y").exists()
 
 
 def test_dry_run_prints_decisions_and_writes_nothing(run: Run) -> None:

@@ -36,6 +36,8 @@ def check_options(options: QuantizeOptions) -> None:
     if len(names) > 1:
         raise UsageError(f"expected one of {' and '.join(names)}, found both", rule="quantize.option")
     _check_calibration(options)
+    if options.kl is not None:
+        Location.parse(options.kl).find_file()
     _check_target(options)
 
 

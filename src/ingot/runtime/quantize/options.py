@@ -47,7 +47,7 @@ class QuantizeOptions:
     type: str | None = field(
         default=None,
         metadata=about(
-            "A file type of llama.cpp, such as Q4_K, in upper or lower case; or f16, bf16.",
+            "A file type of llama.cpp, such as Q4_K_M, in upper or lower case; or f16, bf16.",
             "--type",
             "--outtype",
             "--dtype",
@@ -79,6 +79,13 @@ class QuantizeOptions:
             "--q-group-size",
             metavar="N",
             minimum=1,
+        ),
+    )
+    kl: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "UTF-8 text: measure the KL divergence of the result from the model on it. Needs the extra transformers.",
+            metavar="TEXT",
         ),
     )
     format: str | None = field(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingot.conversion.report import ConvertReport
 from ingot.reporting.report import Bits, Bytes, Count, Figure, Line, Ratio, Report, Seconds, Texts, figures_of, table_of
 from ingot.reporting.reportable import Reportable
+from ingot.runtime.quantize.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +16,10 @@ class StoredType:
     """The tensors of a result that are stored in one way: their number, bytes, and share of all bytes."""
 
     stored: str
+    rules: Texts
     tensors: Count
     nbytes: Bytes
     share: Ratio
-    rules: Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,10 @@ class QuantizeReport(Reportable):
     """A finished quantization.
 
     ``runtime`` is the program and its version, empty if none was stated. ``calibration`` says which statistics were
-    used. ``error`` is the RMS error over the RMS value of the tensors whose error was measured; None if none was.
-    ``untested`` are schemes with which the program did not run when its profile was written. ``conversion`` is the
-    report of the conversion, with every tensor.
+    used. ``larger`` says why the result has more bits per weight than its preset; empty if it has not. ``error`` is the
+    RMS error over the RMS value of the tensors whose error was measured; None if none was. ``kl`` is the mean KL
+    divergence from the model per token of a text; None if it was not measured. ``untested`` are schemes with which the
+    program did not run when its profile was written. ``conversion`` is the report of the conversion, with every tensor.
     """
 
     source: str
@@ -41,7 +43,9 @@ class QuantizeReport(Reportable):
     source_size: Bytes
     bits_per_weight: Bits
     error: float | None
+    kl: float | None
     seconds: Seconds
+    larger: Texts
     types: Sequence[StoredType]
     commands: Texts
     notes: Texts
@@ -51,14 +55,16 @@ class QuantizeReport(Reportable):
 
     def report(self) -> Report:
         """Return the figures, the table of types, and the commands that run the result."""
-        left_out = ("types", "conversion", "untested", "notes", "warnings")
+        left_out = ("types", "conversion", "untested", "notes", "warnings", "larger")
         figures = [item for item in figures_of(self) if item.name not in left_out]
         figures += [
             Figure("untested", self.untested, "texts"),
+            Figure("larger", self.larger, "texts"),
             Figure("notes", self.notes, "texts"),
             Figure("warnings", self.warnings, "texts"),
             Figure("error_text", _error_text(self.error), data=False),
             Figure("runtime_text", self.runtime or "no program", data=False),
+            Figure("kl_text", f"{self.kl or 0:.4f} nats per token, from the model", data=False),
             Figure("untested_text", ", ".join(self.untested), data=False),
         ]
         lines = [
@@ -66,15 +72,34 @@ class QuantizeReport(Reportable):
             Line("{runtime_text}: {container}, preset {preset}", "for"),
             Line("{calibration}", "rounding"),
             Line("{source_size} -> {size}, {bits_per_weight} bits per weight", "size"),
+            *(Line(_escaped(text), "larger") for text in self.larger),
             Line("{error_text}", "error"),
+            *([Line("{kl_text}", "KL")] if self.kl is not None else []),
             Line("{seconds}", "time"),
-            *(Line(text.replace("{", "{{").replace("}", "}}"), "note") for text in self.notes),
+            *(Line(_escaped(text), "note") for text in self.notes),
         ]
         if self.untested:
             lines.append(Line("not run with this program: {untested_text} (docs/runtimes.md)", "note"))
-        heads = {"stored": "stored as", "tensors": "tensors", "nbytes": "size", "share": "share", "rules": "rule"}
+        heads = {"stored": "stored as", "rules": "rule", "tensors": "tensors", "nbytes": "size", "share": "share"}
         closing = [Line("next:"), Line("  {item}", items="commands", copyable=True)] if self.commands else []
         return Report(figures, lines, [table_of("types", self.types, StoredType, heads)], closing)
+
+
+def with_estimate(report: Report, estimate: Estimate) -> Report:
+    """Return the report of a dry run with the estimated time and memory."""
+    figures = [
+        Figure("calibration", estimate.mode),
+        Figure("estimated_seconds", round(estimate.seconds, 1), "seconds"),
+        Figure("estimated_memory", estimate.memory, "bytes"),
+        Figure("estimate", estimate.describe(), data=False),
+    ]
+    closing = [Line("estimate: {estimate}, calibration {calibration}"), Line("size: {size}, {bits} bits per weight")]
+    return replace(report, figures=[*report.figures, *figures], closing=[*report.closing, *closing])
+
+
+def _escaped(text: str) -> str:
+    """Return a text that a report's line prints unchanged."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _error_text(error: float | None) -> str:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from math import sqrt
-from typing import TYPE_CHECKING
 
-from ingot.artifacts.open import Source, open_source
+from ingot.artifacts.open import open_source
 from ingot.codecs.table import stored_exactly
 from ingot.conversion.block_types import with_model_rules
 from ingot.conversion.choose_preset import Chosen, choose
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepared import Prepared
 from ingot.conversion.preset_fit import quantizes
-from ingot.conversion.report import ConvertReport, TensorReport
 from ingot.conversion.run import convert
 from ingot.conversion.run import prepare as prepare_conversion
 from ingot.core.options import takes
-from ingot.errors import IngotError, MissingExtraError, UnsupportedError, UsageError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.calibration import Calibration
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.reading.lazy import as_tensor_map
@@ -28,22 +25,16 @@ from ingot.model.statistics import Statistics
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.runtime.calibration.calibration import BUILT_IN, CalibrateOptions, CalibratePlan
 from ingot.runtime.quantize.checks import check_options
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
-from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions, parse_time
-from ingot.runtime.quantize.report import QuantizeReport, StoredType
-from ingot.runtimes.accepts import Answer, accepts, accepts_specs, refusal, source_reasons
+from ingot.runtime.quantize.option_names import with_commands
+from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions
+from ingot.runtime.quantize.report import QuantizeReport
+from ingot.runtime.quantize.result import finish
+from ingot.runtime.quantize.statistics import estimate_statistics, get_statistics, modes
+from ingot.runtimes.accepts import Answer, accepts_specs, refusal, source_reasons
 from ingot.runtimes.stored import stored_scheme
-from ingot.runtimes.table import command_lines
 from ingot.stores.location import Location
-
-if TYPE_CHECKING:
-    from ingot.runtime.calibration.calibrate import ModelCalibration
-
-LONG = 600.0
-"""Seconds of work from which on ``confirm`` decides."""
-_SHOWN_RULES = 2
 
 
 @takes(QuantizeOptions, "quantize")
@@ -67,22 +58,30 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
     IngotError
         The errors of ``ingot.convert`` and ``ingot.calibrate``.
     """
-    started = time.perf_counter()
     check_options(options)
+    try:
+        return _quantize(options)
+    except IngotError as error:
+        error.message = with_commands(error.message)
+        raise
+
+
+def _quantize(options: QuantizeOptions) -> QuantizeReport:
+    started = time.perf_counter()
     chosen = choose_for(options)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
     first = _recipe(options, chosen, calibrated=mode != NONE)
     with _prepare(options, chosen, first) as prepared:
         require_accepted(prepared, chosen, first)
-        rounding = {_name: _rounding(prepared, options, chosen, _name) for _name in _candidates(mode)}
-    mode, statistics, text = _calibration(options, chosen, mode, rounding)
+        rounding = {_name: _rounding(prepared, options, chosen, _name) for _name in modes(mode, chosen)}
+    mode, statistics, text = get_statistics(options, chosen, mode, rounding)
     recipe = _recipe(options, chosen, calibrated=mode != NONE)
     if mode == IMPORTANCE:
         recipe = with_quantizer(recipe, IMPORTANCE)
     settings = _convert_options(options, chosen, recipe, statistics)
     report = convert(replace(settings, progress=options.progress, metadata=_metadata(recipe, text)))
-    return _finish(report, chosen, recipe, text, time.perf_counter() - started)
+    return finish(options, report, chosen, recipe, text, time.perf_counter() - started)
 
 
 @takes(QuantizeOptions, "quantize")
@@ -92,6 +91,14 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
     The caller closes the plan. Raises the errors of ``quantize``.
     """
     check_options(options)
+    try:
+        return _prepare_with_estimate(options)
+    except IngotError as error:
+        error.message = with_commands(error.message)
+        raise
+
+
+def _prepare_with_estimate(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
     chosen = choose_for(options)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
@@ -99,14 +106,14 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
     prepared = _prepare(options, chosen, recipe)
     try:
         require_accepted(prepared, chosen, recipe)
-        seconds, memory = _rounding(prepared, options, chosen, _candidates(mode)[0])
-        estimate = Estimate(mode, 0.0, seconds, memory)
-        if mode in (AUTO, FULL, IMPORTANCE):
-            mode = IMPORTANCE if mode == IMPORTANCE else FULL
-            estimate = _estimate(_model_calibration(options, mode).plan(), mode, (seconds, memory))
+        rounding = {_name: _rounding(prepared, options, chosen, _name) for _name in modes(mode, chosen)}
+        estimate = estimate_statistics(options, chosen, mode, rounding)
     except BaseException:
         prepared.checkpoint.close()
         raise
+    if estimate.mode == NONE and mode != NONE:
+        prepared.checkpoint.close()
+        prepared = _prepare(options, chosen, _recipe(options, chosen, calibrated=False))
     return prepared, estimate
 
 
@@ -263,10 +270,6 @@ def _nothing(recipe: Recipe, location: str) -> UnsupportedError:
     )
 
 
-def _candidates(mode: str) -> tuple[str, ...]:
-    return (FULL, IMPORTANCE) if mode == AUTO else (mode,)
-
-
 def _recipe(options: QuantizeOptions, chosen: Chosen, *, calibrated: bool) -> Recipe:
     recipe = load_recipe(chosen.calibrated if calibrated or not chosen.plain else chosen.plain)
     return recipe if options.group_size is None else with_group_size(recipe, options.group_size)
@@ -297,138 +300,5 @@ def _convert_options(
     )
 
 
-def _calibration(
-    options: QuantizeOptions, chosen: Chosen, mode: str, rounding: Mapping[str, tuple[float, int]]
-) -> tuple[str, Statistics | Calibration | None, str]:
-    """Announce the estimated time and memory, and open the statistics or choose a calibration.
-
-    Returns the calibration mode that was chosen, its statistics or the calibration that will collect them (None for
-    mode ``none``), and a text for the report.
-    """
-    if mode == NONE:
-        seconds, memory = rounding[NONE]
-        _announce(options, Estimate(NONE, 0.0, seconds, memory))
-        return NONE, None, "nearest values, without statistics"
-    if str(options.calibration) not in MODES:
-        seconds, memory = rounding[FULL]
-        _announce(options, Estimate(FULL, 0.0, seconds, memory))
-        location = Location.parse(options.calibration)
-        with open_source(Location.parse(options.model)).view() as model:
-            return FULL, Statistics.open(options.calibration, model), f"by the statistics of {location.display}"
-    for candidate in _candidates(mode):
-        calibration = _model_calibration(options, candidate)
-        try:
-            plan = calibration.plan()
-        except MissingExtraError:
-            if mode == AUTO and chosen.plain:
-                return NONE, None, "nearest values, without statistics: the extra transformers is not installed"
-            raise
-        estimate = _estimate(plan, candidate, rounding[candidate])
-        _announce(options, estimate)
-        if mode == AUTO and not _fits(options, estimate):
-            continue
-        measured = "statistics of inputs and gradients" if candidate == FULL else "importance of columns"
-        return candidate, calibration, f"by {measured}, from {plan.source}"
-    if not chosen.plain:
-        raise UsageError(
-            f"no calibration fits the time, and {chosen.calibrated} has no form without; give more --time",
-            rule="quantize.time",
-        )
-    return NONE, None, "nearest values, without statistics: no calibration fits the time"
-
-
-def _fits(options: QuantizeOptions, estimate: Estimate) -> bool:
-    """Return whether the estimate fits the stated time; without one, whether it is short or the user confirms it."""
-    if options.time is not None:
-        return estimate.seconds <= parse_time(options.time)
-    return estimate.seconds <= LONG or options.confirm is None or options.confirm(estimate)
-
-
-def _model_calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
-    """Return the calibration of the model for a mode, which has not run yet."""
-    from ingot.runtime.calibration.calibrate import ModelCalibration
-
-    settings = CalibrateOptions(options.model, "", max_ram=options.max_ram, progress=options.progress)
-    if mode == IMPORTANCE:
-        settings = replace(settings, text=BUILT_IN, fisher=False, largest=1)
-    return ModelCalibration(settings)
-
-
-def _estimate(plan: CalibratePlan, mode: str, rounding: tuple[float, int]) -> Estimate:
-    """Return the estimate for a calibration and the rounding."""
-    return Estimate(mode, plan.seconds, rounding[0], max(plan.memory, rounding[1]))
-
-
-def _announce(options: QuantizeOptions, estimate: Estimate) -> None:
-    if options.announce is not None:
-        options.announce(estimate)
-
-
 def _metadata(recipe: Recipe, text: str) -> Mapping[str, str]:
     return {"ingot.preset": recipe.name, "ingot.rounding": text}
-
-
-def _finish(report: ConvertReport, chosen: Chosen, recipe: Recipe, text: str, seconds: float) -> QuantizeReport:
-    source = open_source(Location.parse(report.destination))
-    try:
-        answer = None if chosen.profile is None else accepts(chosen.profile, source)
-        types = _types(source, chosen.container, report.tensors)
-    finally:
-        source.close()
-    if answer is not None and not answer.accepted:
-        raise refusal(answer, f"{report.destination} was written")
-    commands = report.commands
-    if chosen.profile is not None:
-        folder = report.destination.rstrip("/")
-        file = f"{folder}/{report.files[0]}" if report.companions or len(report.files) > 1 else report.destination
-        commands = command_lines(chosen.profile, chosen.container, report.destination, file)
-    return QuantizeReport(
-        source=report.source,
-        destination=report.destination,
-        runtime="" if chosen.profile is None else chosen.profile.label,
-        container=chosen.container,
-        preset=recipe.name,
-        calibration=text,
-        size=report.size,
-        source_size=report.source_size,
-        bits_per_weight=report.bits_per_weight,
-        error=_error(report),
-        seconds=seconds,
-        types=types,
-        commands=commands,
-        notes=report.notes,
-        warnings=report.warnings,
-        untested=[] if answer is None else [scheme.name for scheme in answer.untested],
-        conversion=report,
-    )
-
-
-def _types(source: Source, container: str, tensors: Sequence[TensorReport]) -> list[StoredType]:
-    """Return how the tensors of a result are stored, the largest share first."""
-    rules = {tensor.name: tensor.rule for tensor in tensors}
-    groups: dict[str, list[tuple[int, str]]] = {}
-    for tensor in as_tensor_map(source.catalog.tensors).uncached():
-        text = stored_scheme(tensor, container).scheme_text
-        groups.setdefault(text, []).append((tensor.nbytes, rules.get(tensor.name, "")))
-    total = max(sum(nbytes for items in groups.values() for nbytes, _ in items), 1)
-    rows = []
-    for text, items in groups.items():
-        nbytes = sum(size for size, _ in items)
-        names = list(dict.fromkeys(rule for _, rule in items if rule))
-        more = [f"{len(names) - _SHOWN_RULES} more rules"] if len(names) > _SHOWN_RULES else []
-        rows.append(StoredType(text, len(items), nbytes, nbytes / total, [*names[:_SHOWN_RULES], *more]))
-    return sorted(rows, key=lambda row: -row.nbytes)
-
-
-def _error(report: ConvertReport) -> float | None:
-    """Return the RMS error over the RMS value of all tensors that changed; None if it was not measured."""
-    noise = sum(outcome.squared_error for outcome in report.rounded)
-    signal = sum(outcome.squared_norm for outcome in report.rounded)
-    for tensor in report.tensors:
-        if tensor.error is not None and tensor.error["rms"]:
-            power = tensor.error["rms"] ** 2 * tensor.elements
-            noise += power
-            signal += power * 10 ** (tensor.error["snr_db"] / 10)
-    if not signal:
-        return 0.0 if report.exact else None
-    return sqrt(noise / signal)

@@ -1,0 +1,122 @@
+"""The statistics of a quantization: the best that fit the time, with the estimate that the caller sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ingot.artifacts.open import open_source
+from ingot.conversion.choose_preset import Chosen
+from ingot.errors import MissingExtraError, UsageError
+from ingot.model.calibration import Calibration
+from ingot.model.statistics import Statistics
+from ingot.runtime.calibration.calibration import BUILT_IN, CalibrateOptions, CalibratePlan
+from ingot.runtime.quantize.estimate import Estimate
+from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions, parse_time
+from ingot.stores.location import Location
+
+if TYPE_CHECKING:
+    from ingot.runtime.calibration.calibrate import ModelCalibration
+
+LONG = 600.0
+"""Seconds of work from which on ``confirm`` decides."""
+_NEAREST = "nearest values, without statistics"
+
+Rounding = Mapping[str, tuple[float, int]]
+"""For each mode of calibration, the seconds and bytes of memory that rounding takes."""
+
+
+def modes(mode: str, chosen: Chosen) -> tuple[str, ...]:
+    """Return the modes of calibration to try, the best first."""
+    if mode != AUTO:
+        return (mode,)
+    return (FULL, IMPORTANCE, NONE) if chosen.plain else (FULL, IMPORTANCE)
+
+
+def get_statistics(
+    options: QuantizeOptions, chosen: Chosen, mode: str, rounding: Rounding
+) -> tuple[str, Statistics | Calibration | None, str]:
+    """Announce the estimate of the mode that is used, and open its statistics or return a calibration to run.
+
+    Returns the mode, its statistics or calibration (None for mode ``none``), and a text for the report.
+    """
+    if mode == NONE:
+        return _without(options, rounding, _NEAREST)
+    if str(options.calibration) not in MODES:
+        _announce(options, Estimate(FULL, 0.0, *rounding[FULL]))
+        location = Location.parse(options.calibration)
+        with open_source(Location.parse(options.model)).view() as model:
+            return FULL, Statistics.open(options.calibration, model), f"by the statistics of {location.display}"
+    for candidate in (FULL, IMPORTANCE) if mode == AUTO else (mode,):
+        calibration = _calibration(options, candidate)
+        try:
+            plan = calibration.plan()
+        except MissingExtraError:
+            if mode == AUTO and chosen.plain:
+                return _without(options, rounding, f"{_NEAREST}: the extra transformers is not installed")
+            raise
+        estimate = _estimate(candidate, plan, rounding[candidate])
+        if mode == AUTO and not _fits(options, estimate):
+            continue
+        _announce(options, estimate)
+        measured = "statistics of inputs and gradients" if candidate == FULL else "importance of columns"
+        return candidate, calibration, f"by {measured}, from {plan.source}"
+    if not chosen.plain:
+        raise UsageError(
+            f"no calibration fits the time, and {chosen.calibrated} has no form without; give more --time",
+            rule="quantize.time",
+        )
+    return _without(options, rounding, f"{_NEAREST}: no calibration fits the time")
+
+
+def _without(options: QuantizeOptions, rounding: Rounding, text: str) -> tuple[str, None, str]:
+    _announce(options, Estimate(NONE, 0.0, *rounding[NONE]))
+    return NONE, None, text
+
+
+def _fits(options: QuantizeOptions, estimate: Estimate) -> bool:
+    """Return whether the estimate fits the stated time; without one, whether it is short or the caller confirms it."""
+    if options.time is not None:
+        return estimate.seconds <= parse_time(options.time)
+    return estimate.seconds <= LONG or options.confirm is None or options.confirm(estimate)
+
+
+def _estimate(mode: str, plan: CalibratePlan, rounding: tuple[float, int]) -> Estimate:
+    return Estimate(mode, plan.seconds, rounding[0], max(plan.memory, rounding[1]))
+
+
+def _calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
+    """Return the calibration of the model for a mode, which has not run yet."""
+    from ingot.runtime.calibration.calibrate import ModelCalibration
+
+    settings = CalibrateOptions(options.model, "", max_ram=options.max_ram, progress=options.progress)
+    if mode == IMPORTANCE:
+        settings = replace(settings, text=BUILT_IN, fisher=False, largest=1)
+    return ModelCalibration(settings)
+
+
+def estimate_statistics(options: QuantizeOptions, chosen: Chosen, mode: str, rounding: Rounding) -> Estimate:
+    """Return the estimate that ``get_statistics`` would announce, without a calibration."""
+    if mode == NONE or str(options.calibration) not in MODES:
+        return Estimate(mode, 0.0, *rounding[mode])
+    limit = parse_time(options.time) if options.time is not None else None
+    estimate = None
+    for candidate in modes(mode, chosen):
+        if candidate == NONE:
+            return Estimate(NONE, 0.0, *rounding[NONE])
+        try:
+            estimate = _estimate(candidate, _calibration(options, candidate).plan(), rounding[candidate])
+        except MissingExtraError:
+            if mode != AUTO or not chosen.plain:
+                raise
+            return Estimate(NONE, 0.0, *rounding[NONE])
+        if limit is None or estimate.seconds <= limit:
+            return estimate
+    assert estimate is not None
+    return estimate
+
+
+def _announce(options: QuantizeOptions, estimate: Estimate) -> None:
+    if options.announce is not None:
+        options.announce(estimate)
