@@ -145,6 +145,7 @@ def needs(profile) -> Sequence[str]:
         "Embeddings and heads are not packed": rules.dense_embeddings,
         "Every tensor that `config.json` implies is present": rules.complete,
         "A file has only tensors of its architecture": rules.known_tensors,
+        "Heads have as many columns as the embedding divided by the number of heads": rules.derived_heads,
         "The tokenizer has no more tokens than the embedding has rows": rules.vocabulary == "fits",
         "The tokenizer of a file has as many tokens as the embedding has rows": rules.vocabulary == "equal",
     }

@@ -17,6 +17,7 @@ EPILOG = (
     "  ingot eval ./Llama-3-8B --text heldout.txt\n\n"
     "  ingot eval ./packed --text heldout.txt --reference ./Llama-3-8B --keep-packed\n\n"
     "  ingot eval ./packed --text heldout.txt --reference ./Llama-3-8B --gate 'kl<0.02,ppl<1.01x' --receipt\n\n"
+    "  ingot eval model.gguf --text heldout.txt --reference ./Llama-3-8B --arithmetic llama.cpp\n\n"
     "  ingot eval model.zt --text heldout.txt --window 512 --sequences 32 --json"
 )
 

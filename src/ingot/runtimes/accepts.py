@@ -96,6 +96,7 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
         if container in requirement.containers:
             reasons += _unmet(requirement, source, config)
     reasons += _unopened(profile, source)
+    reasons += _heads(profile, source)
     reasons += _vocabulary(profile, source, config, tensors)
     return Answer(profile, container, reasons, matched)
 
@@ -363,6 +364,19 @@ def _unopened(profile: RuntimeProfile, source: Source) -> Iterator[Reason]:
     if profile.constraints.complete:
         for defect in defects_of(source, source.view()):
             yield Reason("runtime.tensors", defect.name, defect.message)
+
+
+def _heads(profile: RuntimeProfile, source: Source) -> Iterator[Reason]:
+    """Yield a reason if heads have other sizes than a program derives from the embedding."""
+    metadata = source.catalog.metadata
+    architecture = metadata.get("general.architecture")
+    keys = (f"{architecture}.{key}" for key in ("attention.key_length", "embedding_length", "attention.head_count"))
+    length, width, count = (metadata.get(key) for key in keys)
+    if not (profile.constraints.derived_heads and isinstance(length, int) and isinstance(count, int)):
+        return
+    if length * count != width:
+        text = f"heads of {length} columns; {profile.title} takes {width} / {count}, and fails to load others"
+        yield Reason("runtime.heads", f"{architecture}.attention.key_length", text)
 
 
 def _vocabulary(

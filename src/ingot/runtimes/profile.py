@@ -100,6 +100,8 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         The folder must have every tensor that ``config.json`` implies.
     known_tensors : bool
         A file has only tensors of its architecture, by llama.cpp's names.
+    derived_heads : bool
+        A file's heads have as many columns as its embedding divided by the number of heads.
     vocabulary : {"any", "fits", "equal"}
         Number of tokens compared with rows of the embedding: at most as many, or equal. ``equal`` applies to files that
         contain the tokens; in a folder there may be fewer.
@@ -111,6 +113,7 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     dense_embeddings: bool = False
     complete: bool = False
     known_tensors: bool = False
+    derived_heads: bool = False
     vocabulary: Literal["any", "fits", "equal"] = "any"
 
 

@@ -82,7 +82,8 @@ def evaluate(
         ``eval.text``: no UTF-8, or fewer tokens than a window; ``eval.window``; ``eval.vocabulary``: the reference has
         another vocabulary; ``eval.layers``: it has other layers; ``eval.reference``: a measurement needs a reference;
         ``eval.top-k``: larger than the vocabulary; ``eval.gate``: invalid, or needs a figure that is not measured;
-        ``kv.evict``, ``kv.layers``: these measurements do not work with a packed KV cache.
+        ``kv.evict``, ``kv.layers``: these measurements do not work with a packed KV cache; ``model.arithmetic``: a
+        receipt with a program's arithmetic.
     IngotError
         The errors of ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
     """
@@ -94,6 +95,11 @@ def evaluate(
     content = Location.parse(text)
     compared = None if reference is None else Location.parse(reference)
     terms = _terms(measures, compared=reference is not None)
+    if measures.receipt and loading.arithmetic is not None:
+        raise UsageError(
+            "a receipt states figures of decoded values, not those of a program's arithmetic: leave one of the two out",
+            rule="model.arithmetic",
+        )
     if measures.receipt:
         require_writable(location)
     _require_steps(loading, measures)
@@ -104,7 +110,7 @@ def evaluate(
     model = load_model(replace(model_options, report=reports.append))
     _require_tokens(model, measures.top_k)
     windows = _windows(model, location if loading.model_dir is None else loading.model_dir, content, protocol)
-    exact_options = replace(model_options, keep_packed=False, compute=EXACT, kv_cache=None)
+    exact_options = replace(model_options, keep_packed=False, compute=EXACT, arithmetic=None, kv_cache=None)
     reference_options = None if compared is None else replace(exact_options, path=compared)
     passes, scores, layers = score_windows(torch, model, windows, reference_options, measures)
     result = Evaluation(

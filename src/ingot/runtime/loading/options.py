@@ -20,6 +20,8 @@ EXACT: Final = "exact"
 INT8: Final = "int8"
 COMPUTES = (EXACT, INT8)
 """How packed linear layers multiply: by inputs in full precision, or rounded to 8 bits (``spec/affine.md``)."""
+ARITHMETICS = ("llama.cpp", "mlx")
+"""Programs whose rounding of inputs and results a decoded model can have (``spec/loading.md``)."""
 MAX_DRAFTED = 7
 """Maximum number of tokens per proposal: kernels of packed weights compute eight rows in 16 bits."""
 
@@ -60,6 +62,14 @@ class Loading:
             "How packed linear layers multiply: exact, or int8, which rounds inputs to 8 bits and keeps weights packed."
         ),
     )
+    arithmetic: Literal["llama.cpp", "mlx"] | None = field(
+        default=None,
+        metadata=about(
+            "Compute as this program does on a CPU, from decoded weights: llama.cpp (inputs in 8 bits) or mlx (in the "
+            "type of the scales).",
+            metavar="PROGRAM",
+        ),
+    )
     kv_cache: Any = field(
         default=None,
         metadata=about(
@@ -80,6 +90,16 @@ class Loading:
         if self.compute not in COMPUTES:
             raise UsageError(
                 f"expected compute {' or '.join(COMPUTES)}, found {self.compute!r:.80}", rule="model.compute"
+            )
+        if self.arithmetic not in (None, *ARITHMETICS):
+            raise UsageError(
+                f"expected arithmetic {' or '.join(ARITHMETICS)}, found {self.arithmetic!r:.80}",
+                rule="model.arithmetic",
+            )
+        if self.arithmetic is not None and (self.stream or self.compute != EXACT):
+            raise UsageError(
+                "expected arithmetic without stream and with compute exact, because it rounds inputs of decoded layers",
+                rule="model.arithmetic",
             )
         object.__setattr__(self, "kv_cache", kv_cache(self.kv_cache))
 

@@ -108,6 +108,10 @@ def load(options: LoadOptions, overrides: ModelOverrides) -> Any:
         options = replace(options, dtype=None)
     if options.compute == INT8:
         options = replace(options, keep_packed=True)
+    if options.arithmetic is not None:
+        if options.keep_packed:
+            raise UsageError("expected decoded weights with arithmetic, found keep_packed", rule="model.arithmetic")
+        options = replace(options, keep_packed=False, dtype="f32")
     source = resolve(
         options.path,
         "torch",
@@ -257,6 +261,10 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
         stream.install(model)
     if options.compute == INT8:
         _use_int8(model, device, checkpoint.location)
+    if options.arithmetic is not None:
+        require("ingot.runtime.layers.program_arithmetic", EXTRA).use_arithmetic(
+            model, options.arithmetic, checkpoint, checkpoint.format
+        )
     if options.kv_cache is not None:
         KV_CACHES[PACKED].install(model, options.kv_cache)
     stored = (tensor for name, tensor in checkpoint.items() if name not in merged)
