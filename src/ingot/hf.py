@@ -6,6 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained("folder")  # packed .zt, .squizd, MLX's safetensors
     model.save_pretrained("copy")  # packed layers stay packed
     ingot.hf.use_kv_cache(model, "int4")  # keys and values in packed blocks
+    ingot.hf.use_adapters(model, ["style"])  # LoRA beside the layers; [] restores the base
 
 Raises ``MissingExtraError`` if torch or transformers is not installed.
 """
@@ -22,7 +23,10 @@ for _package in ("torch", "transformers"):
 _quantizer = require("ingot.runtime.loading.transformers_quantizer", EXTRA)
 _quantizer.register()
 
+_adapters = require("ingot.runtime.layers.adapters", EXTRA)
+
 IngotConfig = _quantizer.IngotConfig
+use_adapters = _adapters.use_adapters
 use_kv_cache = KV_CACHES[PACKED].use_kv_cache
 
-__all__ = ["IngotConfig", "use_kv_cache"]
+__all__ = ["IngotConfig", "use_adapters", "use_kv_cache"]

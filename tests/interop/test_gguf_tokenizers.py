@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import string
+import sys
 from typing import Any
 
 import pytest
@@ -30,8 +31,7 @@ def both(made: dict[str, Any], settings: dict[str, Any]) -> tuple[Any, Any, dict
     """Return a tokenizer, what came back of it, and the metadata between them."""
     assert not tokenizer.to_metadata(made).dropped
     metadata = metadata_of(made, settings)
-    files, unsaid = tokenizer.to_files(metadata)
-    assert not unsaid
+    files, _ = tokenizer.to_files(metadata)
     one, other = (tokenizers.Tokenizer.from_str(json.dumps(each)) for each in (made, files["tokenizer.json"]))
     return one, other, metadata
 
@@ -59,42 +59,94 @@ def bytewise(pre: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(pretokenizers.STEPS))
+@pytest.mark.parametrize("name", sorted(name for name, steps in pretokenizers.STEPS.items() if steps.bytewise))
 def test_pre_tokenizers_keep_their_names_and_words(name: str) -> None:
     steps = pretokenizers.STEPS[name]
     one, other, metadata = both(bytewise(pretokenizers.pre_tokenizer(steps), whole=steps.ignore_merges), {})
-    assert metadata["tokenizer.ggml.pre"] == name
+    written = metadata["tokenizer.ggml.pre"]
+    assert pretokenizers.steps_of(written) == steps
     same(one, other)
     assert json.loads(other.to_str())["model"]["ignore_merges"] == steps.ignore_merges
 
 
-def test_tekken_is_known_by_its_expression_and_ignores_merges() -> None:
-    """The expression of Mistral's ``tokenizer.json``, as llama.cpp's source quotes it."""
+def published_tekken() -> dict[str, Any]:
+    """Return the pre-tokenizer of Mistral's ``tokenizer.json``, as llama.cpp's source quotes it."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     words = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{first}{lower}{last}" for first, last in ("*+", "+*"))
     text = words + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    pre = pretokenizers.pre_tokenizer(pretokenizers.Steps((text,)))
-    one, other, metadata = both(bytewise(pre, whole=True), {})
-    assert metadata["tokenizer.ggml.pre"] == "tekken"
-    same(one, other)
-    words = tokenizer.to_metadata(bytewise(pre))
-    assert words.typed["tokenizer.ggml.pre"][1] == "tekken"
-    assert words.dropped == ["ignore_merges False"]
+    return pretokenizers.pre_tokenizer(pretokenizers.Steps((text,)))
 
 
-def test_falcon_is_known_by_its_steps() -> None:
-    """Those of Falcon's ``tokenizer.json``: digits are looked for among the letters that stand for bytes."""
-    pre: dict[str, Any] = {"type": "Sequence", "pretokenizers": [
+def test_an_expression_that_llama_cpp_approximates_has_a_name_and_a_note() -> None:
+    converted = tokenizer.to_metadata(bytewise(published_tekken(), whole=True))
+    assert converted.typed["tokenizer.ggml.pre"][1] == "tekken"
+    (note,) = converted.dropped
+    assert "combining marks" in note
+    files, differences = tokenizer.to_files({key: value for key, (_, value) in converted.typed.items()})
+    assert "combining marks" in differences[0]
+    assert files["tokenizer.json"]["pre_tokenizer"] != published_tekken()
+    again = tokenizer.to_metadata(files["tokenizer.json"])
+    assert (again.typed["tokenizer.ggml.pre"][1], again.dropped) == ("tekken", [])
+    assert "ignore_merges False" in tokenizer.to_metadata(bytewise(published_tekken())).dropped
+
+
+def test_matches_are_removed_and_inverted() -> None:
+    """Some files keep the matches and remove the text between them, of which there is none."""
+    pre = published_tekken()
+    pre["pretokenizers"][0] |= {"behavior": "Removed", "invert": True}
+    assert tokenizer.to_metadata(bytewise(pre, whole=True)).typed["tokenizer.ggml.pre"][1] == "tekken"
+
+
+def falcon() -> dict[str, Any]:
+    """Return the pre-tokenizer of Falcon's ``tokenizer.json``, which splits digits after bytes became characters."""
+    return {"type": "Sequence", "pretokenizers": [
         {"type": "Punctuation", "behavior": "Contiguous"},
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         {"type": "Digits", "individual_digits": False},
         {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated", "invert": False},
     ]}  # fmt: skip
-    one, other, metadata = both(bytewise(pre), {})
-    assert metadata["tokenizer.ggml.pre"] == "falcon"
-    same(one, other)
-    pre["pretokenizers"][0]["behavior"] = "Isolated"
-    assert tokenizer.to_metadata(bytewise(pre)).dropped
+
+
+def test_published_steps_of_falcon_have_a_name_and_a_note() -> None:
+    converted = tokenizer.to_metadata(bytewise(falcon()))
+    assert converted.typed["tokenizer.ggml.pre"][1] == "falcon"
+    assert "numbers" in converted.dropped[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "pre"),
+    [
+        ("gpt-2", {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex":
+         r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"}}),
+        ("starcoder", {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated", "invert": False}),
+    ],
+)  # fmt: skip
+def test_other_spellings_of_an_expression_are_identified_by_their_words(name: str, pre: dict[str, Any]) -> None:
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": name != "gpt-2"}
+    steps = {"type": "Sequence", "pretokenizers": [pre, level]}
+    converted = tokenizer.to_metadata(bytewise(steps))
+    assert (converted.typed["tokenizer.ggml.pre"][1], converted.dropped) == (name, [])
+
+
+def test_other_words_with_the_same_tokens_are_identified_by_them() -> None:
+    """Three letters in a word at most, but no token is longer than three letters."""
+    split = {"type": "Split", "pattern": {"Regex":
+             r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"},
+             "behavior": "Isolated", "invert": False}  # fmt: skip
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    steps = {"type": "Sequence", "pretokenizers": [split, level]}
+    without_digits = bytewise(steps)
+    model = without_digits["model"]
+    model["merges"] = [merge for merge in model["merges"] if not merge[0].isdigit()]
+    model["vocab"] = {text: number for text, number in model["vocab"].items() if len(text) == 1 or not text.isdigit()}
+    converted = tokenizer.to_metadata(without_digits)
+    assert converted.typed["tokenizer.ggml.pre"][1] == "gpt-2"
+    assert "same tokens" in converted.dropped[0]
+    with pytest.raises(UnsupportedError) as caught:
+        tokenizer.to_metadata(bytewise({**steps, "pretokenizers": [
+            {**split, "pattern": {"Regex": split["pattern"]["Regex"].replace("{1,3}", "{1,2}")}}, level,
+        ]}))  # fmt: skip
+    assert caught.value.rule == "architecture.tokenizer"
 
 
 def test_deepseeks_letters_are_those_of_its_file() -> None:
@@ -103,7 +155,7 @@ def test_deepseeks_letters_are_those_of_its_file() -> None:
     made = tokenizers.Tokenizer.from_str(json.dumps(bytewise(steps)))
     words = [text for text, _ in made.pre_tokenizer.pre_tokenize_str("\u00e9\u00e8\u00d7b 12 x!\u4e2d\u6587 ")]
     alphabet = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    wanted = ["\u00e9\u00e8", "\u00d7", "b", " ", "1", "2", " x", "!", "\u4e2d\u6587", " "]
+    wanted = ["\u00e9\u00e8", "\u00d7", "b", " ", "12", " x", "!", "\u4e2d\u6587", " "]
     assert words == [alphabet.pre_tokenize_str(word)[0][0] for word in wanted]
 
 
@@ -112,14 +164,67 @@ def test_deepseeks_letters_are_those_of_its_file() -> None:
     [
         {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         {"type": "Whitespace"},
-        {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": False},
+        {"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 2},
          {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]},
     ],
 )  # fmt: skip
-def test_pre_tokenizers_without_a_name_are_told(pre: dict[str, Any]) -> None:
-    words = tokenizer.to_metadata(bytewise(pre))
-    assert words.typed["tokenizer.ggml.pre"][1] == "default"
-    assert words.dropped
+def test_a_pre_tokenizer_without_a_name_is_refused(pre: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        tokenizer.to_metadata(bytewise(pre))
+    assert caught.value.rule == "architecture.tokenizer"
+    assert "probe texts" in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["(", r"(?=((.|.|.)*[^\w\W]))."])
+def test_an_expression_that_tokenizers_cannot_apply_is_refused(text: str) -> None:
+    split = {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False}
+    with pytest.raises(UnsupportedError) as caught:
+        tokenizer.to_metadata(bytewise(split))
+    assert "does not read its pre-tokenizer" in caught.value.message
+
+
+def test_an_unlisted_pre_tokenizer_needs_the_package_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert tokenizer.to_metadata(bytewise(published_tekken())).typed["tokenizer.ggml.pre"][1] == "tekken"
+    with pytest.raises(UnsupportedError) as caught:
+        tokenizer.to_metadata(bytewise({"type": "Whitespace"}))
+    assert "pip install tokenizers" in caught.value.message
+
+
+@pytest.mark.parametrize("key", ["continuing_subword_prefix", "end_of_word_suffix"])
+def test_tokens_with_a_prefix_or_suffix_are_refused(key: str) -> None:
+    source = bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"]))
+    source["model"][key] = "</w>"
+    with pytest.raises(UnsupportedError) as caught:
+        tokenizer.to_metadata(source)
+    assert key in caught.value.message
+
+
+def test_normalizers_that_llama_cpp_lacks_are_noted_or_refused() -> None:
+    source = bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["qwen2"]))
+    source["normalizer"] = {"type": "NFC"}
+    assert tokenizer.to_metadata(source).dropped == ["the normalizer NFC"]
+    source["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}
+    with pytest.raises(UnsupportedError):
+        tokenizer.to_metadata(source)
+
+
+@pytest.mark.parametrize("name", ["", "default", None])
+def test_a_file_without_a_pre_tokenizer_has_llama_cpps_default(name: str | None) -> None:
+    """It splits digits in threes, and signs from letters, other than GPT-2."""
+    metadata = metadata_of(bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"])), {})
+    metadata["tokenizer.ggml.pre"] = name
+    files, _ = tokenizer.to_files({key: value for key, value in metadata.items() if value is not None})
+    built = tokenizers.Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    words = [text for text, _ in built.pre_tokenizer.pre_tokenize_str("x 1234+y")]
+    assert words == ["x", "\u0120", "123", "4", "+", "y"]
+
+
+def test_a_file_with_an_unknown_pre_tokenizer_is_refused() -> None:
+    metadata = metadata_of(bytewise(pretokenizers.pre_tokenizer(pretokenizers.STEPS["gpt-2"])), {})
+    with pytest.raises(UnsupportedError) as caught:
+        tokenizer.to_files({**metadata, "tokenizer.ggml.pre": "next-year"})
+    assert "next-year" in caught.value.message
 
 
 def test_roberta_s_step_around_a_text() -> None:

@@ -31,6 +31,10 @@ def answer(job: dict[str, Any]) -> Any:
     params.embedding = job["kind"] in ("embeddings", "rerank")
     if job["kind"] == "rerank":  # what --reranking does
         params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    if job.get("exact"):
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(item, 1.0) for item in job.get("adapters", [])]
     params.port = free_port()
     try:
         server = xllamacpp.Server(params)

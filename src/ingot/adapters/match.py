@@ -13,7 +13,7 @@ from ingot.adapters.names import expert_of, name_table, stack_experts, to_gguf_c
 from ingot.adapters.record import Adapter, Addition, Change, LowRank, Replacement
 from ingot.artifacts.companions import companion_config
 from ingot.core.numeric.dtypes import FLOATS
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
 from ingot.translate.view import is_translated
@@ -47,19 +47,23 @@ def match(adapter: Adapter, base: Checkpoint) -> dict[str, list[Change]]:
 
     Raises
     ------
-    UsageError
-        ``adapter.base``: tensors that the base lacks; ``adapter.shape``: another shape. The base is another model.
     UnsupportedError
+        ``adapter.base``: tensors that the base lacks; ``adapter.shape``: another shape. The base is another model.
         ``adapter.unsupported``, ``adapter.tensors``; ``architecture.*``: names that cannot be translated.
     """
     changes = {name: list(items) for name, items in adapter.changes.items()}
     is_gguf = adapter.writer == "gguf"
+    if is_translated(base):  # llama.cpp stores every weight as [outputs, inputs]
+        changes = {
+            name: [item.plain() if isinstance(item, LowRank) else item for item in items]
+            for name, items in changes.items()
+        }
     if is_translated(base) != is_gguf:
         table = name_table(base)
         changes = (
             to_model_changes(changes, table)
             if is_gguf
-            else to_gguf_changes(_with_split_experts(changes, table.stacks), table)
+            else to_gguf_changes(with_split_experts(changes, table.stacks), table)
         )
     if not is_translated(base):
         changes = _with_base_names(changes, base)
@@ -67,17 +71,22 @@ def match(adapter: Adapter, base: Checkpoint) -> dict[str, list[Change]]:
     if missing:
         raise _missing_error(adapter, base, changes, missing)
     model_type = "" if is_translated(base) else str(companion_config(base.companions, RULE).get("model_type"))
-    return {name: [_fit(item, base[name], adapter, model_type) for item in items] for name, items in changes.items()}
+    for name in changes:
+        _require_floats(base[name])
+    return {
+        name: [fit(item, name, base[name].shape, adapter, model_type) for item in items]
+        for name, items in changes.items()
+    }
 
 
 def _missing_error(
     adapter: Adapter, base: Checkpoint, changes: Mapping[str, Sequence[Change]], missing: Sequence[str]
-) -> UsageError:
+) -> UnsupportedError:
     tied = " (the base ties its head to the embeddings)" if missing == ["lm_head.weight"] else ""
     listed = ", ".join(name[:120] for name in missing[:_LISTED])
     more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
     named = f"; it names the base {adapter.base[:100]!r}" if adapter.base else ""
-    return UsageError(
+    return UnsupportedError(
         f"the adapter changes {len(missing)} of {len(changes)} tensors that the base {base.location} lacks: "
         f"{listed}{more}{tied}{named}",
         rule=RULE,
@@ -110,7 +119,13 @@ def _with_base_names(changes: Mapping[str, list[Change]], base: Checkpoint) -> d
     return renamed
 
 
-def _prefix(changes: Mapping[str, object], base: Checkpoint) -> tuple[str, str]:
+def with_prefix(changes: Mapping[str, Sequence[Change]], names: Container[str]) -> dict[str, Sequence[Change]]:
+    """Return changes under names with the prefix that most of them need to be among ``names``."""
+    old, new = _prefix(changes, names)
+    return {name if name in names else f"{new}{name.removeprefix(old)}": items for name, items in changes.items()}
+
+
+def _prefix(changes: Mapping[str, object], base: Container[str]) -> tuple[str, str]:
     """Return the prefix of the adapter's names and the prefix that replaces it in the base, if most names need it."""
     best = ("", "")
     best_count = sum(name in base for name in changes)
@@ -165,7 +180,7 @@ def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tup
     return None
 
 
-def _with_split_experts(
+def with_split_experts(
     changes: Mapping[str, list[Change]], stacks: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Change]]:
     """Return changes of fused experts as changes of separate experts, by the names that the stacks contain."""
@@ -183,50 +198,49 @@ def _separate_in(name: str, items: Sequence[Change], members: set[str]) -> list[
     return pairs if all(member in members for member, _ in pairs) else []
 
 
-def _fit(item: Change, tensor: Tensor, adapter: Adapter, model_type: str) -> Change:
-    """Return a change in the orientation of a tensor; raise ``UsageError`` ``adapter.shape`` for another shape."""
+def fit(item: Change, name: str, shape: tuple[int, ...], adapter: Adapter, model_type: str) -> Change:
+    """Return a change in the orientation of a tensor of the base.
+
+    Raises ``UnsupportedError`` ``adapter.shape``: the tensor has another shape.
+    """
+    for candidate in _orientations(item, name, shape, model_type):
+        if _fits(candidate, shape):
+            return replace(candidate, any_orientation=False) if isinstance(candidate, LowRank) else candidate
+    expected = item.values.shape if isinstance(item, Addition | Replacement) else item.shape
+    raise UnsupportedError(
+        f"the adapter was made for another base: its change has shape {list(expected)}, the tensor of "
+        f"{adapter.base or 'the base'} {list(shape)}",
+        rule=SHAPE_RULE,
+        where=f"{adapter.location}: {name}",
+    )
+
+
+def _require_floats(tensor: Tensor) -> None:
     if tensor.dtype not in FLOATS:
         raise UnsupportedError(
             f"expected floating-point values in the base, found {tensor.dtype}",
             rule="adapter.tensors",
             where=tensor.name,
         )
-    for candidate in _orientations(item, tensor, model_type):
-        if _fits(candidate, tensor):
-            return replace(candidate, any_orientation=False) if isinstance(candidate, LowRank) else candidate
-    expected = item.values.shape if isinstance(item, Addition | Replacement) else item.shape
-    raise UsageError(
-        f"the adapter was made for another base: its change has shape {list(expected)}, the tensor of "
-        f"{adapter.base or 'the base'} {list(tensor.shape)}",
-        rule=SHAPE_RULE,
-        where=f"{adapter.location}: {tensor.name}",
-    )
 
 
-def _orientations(item: Change, tensor: Tensor, model_type: str) -> Iterator[Change]:
+def _orientations(item: Change, name: str, shape: tuple[int, ...], model_type: str) -> Iterator[Change]:
     if not isinstance(item, LowRank) or item.embedding:
         yield item
         return
-    plain = item.transpose() if item.transposed else item
+    plain = item.plain()
     if item.any_orientation:
         first = model_type in _TRANSPOSED_EXPERTS
-    elif model_type in _TRANSPOSED_FAMILIES and len(tensor.shape) == 2:
-        first = _TRANSPOSED_MODULES.search(tensor.name) is not None
-    elif model_type:
-        first = item.transposed and not _is_square(tensor)
+    elif model_type in _TRANSPOSED_FAMILIES and len(shape) == 2:
+        first = _TRANSPOSED_MODULES.search(name) is not None
     else:
-        first = item.transposed
+        first = item.transposed and not (model_type and len({*shape}) == 1)
     yield plain.transpose() if first else plain
     if item.any_orientation or item.transposed or model_type in _TRANSPOSED_FAMILIES:
         yield plain if first else plain.transpose()
 
 
-def _is_square(tensor: Tensor) -> bool:
-    return len({*tensor.shape}) == 1
-
-
-def _fits(item: Change, tensor: Tensor) -> bool:
-    shape = tensor.shape
+def _fits(item: Change, shape: tuple[int, ...]) -> bool:
     if isinstance(item, Addition):
         return item.values.shape == shape
     if isinstance(item, Replacement):
@@ -235,4 +249,4 @@ def _fits(item: Change, tensor: Tensor) -> bool:
         return len(shape) == 2 and item.values.shape[1:] == shape[1:] and max(item.rows) < shape[0]
     if len(item.a.shape) == 3:
         return item.shape == shape
-    return bool(shape) and item.shape == (shape[0], prod(shape[1:])) and len(shape) > 1
+    return len(shape) > 1 and item.shape == (shape[0], prod(shape[1:]))

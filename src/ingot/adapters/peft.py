@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ from ingot.adapters.record import Addition, Change, Factor, LowRank, Replacement
 from ingot.core.regex import Regex, RegexError
 from ingot.errors import FormatError, UnsupportedError
 from ingot.model.checkpoint import Checkpoint
-from ingot.model.tensor import Array
 
 CONFIG_RULE = "adapter.config"
 TENSORS_RULE = "adapter.tensors"
@@ -346,7 +346,7 @@ def peft_tensors(changes: Mapping[str, Sequence[Change]]) -> Iterator[tuple[str,
 
 
 def _peft_module(module: str, item: LowRank) -> Iterator[tuple[str, Factor]]:
-    plain = item.transpose() if item.transposed else item
+    plain = item.plain()
     if plain.embedding:
         yield f"{module}.lora_embedding_A", plain.b.transpose()
         yield f"{module}.lora_embedding_B", plain.a.transpose()
@@ -357,13 +357,60 @@ def _peft_module(module: str, item: LowRank) -> Iterator[tuple[str, Factor]]:
         yield f"{module}.lora_magnitude_vector", plain.magnitude
 
 
-def stacked_factors(item: LowRank) -> LowRank:
-    """Return the factors of fused experts as PEFT stores them: [r * experts, columns] and [rows, r * experts]."""
-    count, rank, cols = item.a.shape
-    rows = item.b.shape[1]
+def peft_config(changes: Mapping[str, Sequence[Change]], base: str | None) -> dict[str, Any]:
+    """Return the ``adapter_config.json`` of changes by the names of a model folder.
 
-    def join_b(values: Array) -> Array:
-        return np.ascontiguousarray(np.moveaxis(values, 0, 2)).reshape(rows, rank * count)
+    Raises ``UnsupportedError`` ``adapter.unsupported``: changes that PEFT's LoRA cannot express.
+    """
+    low_ranks = {name: item for name, items in changes.items() for item in items if isinstance(item, LowRank)}
+    _require_expressible(changes, low_ranks)
+    ranks = {_module_of(name): item.rank for name, item in low_ranks.items()}
+    alphas = {_module_of(name): item.scale * item.rank for name, item in low_ranks.items()}
+    rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
+    alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8.0
+    replaced = [name for name, items in changes.items() if any(isinstance(item, Replacement) for item in items)]
+    saved = sorted({_module_of(name) for name in replaced if name.endswith(".weight")})
+    return {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": _json_number(alpha),
+        "lora_dropout": 0.0,
+        "target_modules": [*ranks],
+        "rank_pattern": {re.escape(module): value for module, value in ranks.items() if value != rank},
+        "alpha_pattern": {re.escape(module): _json_number(value) for module, value in alphas.items() if value != alpha},
+        "use_rslora": False,
+        "use_dora": any(item.magnitude is not None for item in low_ranks.values()),
+        "fan_in_fan_out": any(item.transposed for item in low_ranks.values()),
+        "bias": "all" if any(name.endswith(".bias") for name in replaced) else "none",
+        "modules_to_save": saved or None,
+        "init_lora_weights": True,
+    }
 
-    a = item.a.map(lambda values: values.reshape(count * rank, cols), (count * rank, cols))
-    return LowRank(a, item.b.map(join_b, (rows, rank * count)), item.scale)
+
+def _require_expressible(changes: Mapping[str, Sequence[Change]], low_ranks: Mapping[str, LowRank]) -> None:
+    reason = ""
+    name = ""
+    for name, items in changes.items():
+        if any(isinstance(item, Addition) or (isinstance(item, Replacement) and item.rows) for item in items):
+            reason = "additions to biases and new rows of embeddings are not written"
+        elif name in low_ranks and (len(low_ranks[name].a.shape) != 2 or not name.endswith(".weight")):
+            reason = "PEFT's factors of experts depend on the classes of transformers"
+        if reason:
+            break
+    if len({item.magnitude is not None for item in low_ranks.values()}) > 1:
+        reason = "PEFT has DoRA for all modules or for none"
+    if reason:
+        raise UnsupportedError(
+            f"{reason}; merge the adapter into its base (ingot merge)", rule="adapter.unsupported", where=name
+        )
+
+
+def _module_of(name: str) -> str:
+    return name.removesuffix(".weight").removesuffix(".bias")
+
+
+def _json_number(value: float) -> float | int:
+    """Return an integer for a whole number, as PEFT writes it."""
+    return int(value) if value == int(value) else value

@@ -10,7 +10,7 @@ from ingot.adapters.record import Adapter, Change, LowRank
 from ingot.artifacts.adapter_files import CONFIG, recognise
 from ingot.artifacts.open import find, open_source_in_store
 from ingot.core.border import bordered
-from ingot.errors import IngotError, UsageError
+from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
 from ingot.naming.config import MAX_CONFIG, parse_config
@@ -44,6 +44,20 @@ def open_adapter(path: AnyPath, *, io: str = "auto", verify: bool = True) -> Ada
         raise
 
 
+def is_adapter(path: AnyPath) -> bool:
+    """Return whether a path leads to an adapter; False if it cannot be opened."""
+    try:
+        location = Location.parse(path)
+        store, name = find(location)
+        source = open_source_in_store(store, name, verify=False)
+    except IngotError:
+        return False
+    try:
+        return recognise(source.catalog.tensors, source.catalog.metadata, None) is not None
+    finally:
+        source.close()
+
+
 def adapter_from(checkpoint: Checkpoint, store: Store, location: str) -> Adapter:
     """Return the adapter in an opened checkpoint, whose folder is ``store``; raise the errors of ``open_adapter``."""
     description = recognise(checkpoint, checkpoint.metadata, store)
@@ -67,6 +81,11 @@ def _changes(
 ) -> tuple[Mapping[str, Any], Mapping[str, Sequence[Change]]]:
     if program == "GGUF":
         return checkpoint.metadata, gguf.read_changes(checkpoint)
+    if not store.exists(CONFIG):
+        raise UnsupportedError(
+            f"expected {CONFIG} beside the weights, which has the adapter's rank and scale",
+            rule=peft.CONFIG_RULE,
+        )
     config = parse_config(store.read(CONFIG, MAX_CONFIG, peft.CONFIG_RULE), peft.CONFIG_RULE, CONFIG)
     read = mlx.read_changes if program == "MLX" else peft.read_changes
     return config, read(checkpoint, config)

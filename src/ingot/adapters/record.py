@@ -124,9 +124,23 @@ class LowRank:
 
     def with_scale(self, scale: float) -> LowRank:
         """Return the same change with another scale; the factor between both scales goes into ``b``."""
-        if scale == self.scale:
+        factor = float(np.float32(self.scale / scale))
+        return replace(self, b=self.b.scaled(factor), scale=scale)
+
+    def with_rank(self, rank: int) -> LowRank:
+        """Return the same change with a larger rank; the additional rows and columns are zeros."""
+        added = rank - self.rank
+        if not added:
             return self
-        return replace(self, b=self.b.scaled(self.scale / scale), scale=scale)
+        stack = [(0, 0)] * (len(self.a.shape) - 2)
+        a_shape = (*self.a.shape[:-2], rank, self.a.shape[-1])
+        b_shape = (*self.b.shape[:-1], rank)
+        a = self.a.map(lambda values: np.pad(values, (*stack, (0, added), (0, 0))), a_shape)
+        return replace(self, a=a, b=self.b.map(lambda values: np.pad(values, (*stack, (0, 0), (0, added))), b_shape))
+
+    def plain(self) -> LowRank:
+        """Return the change of the weight as [outputs, inputs]."""
+        return self.transpose() if self.transposed else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,68 +7,30 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ingot.adapters.match import match
+from ingot.adapters.options import AdapterRef
 from ingot.adapters.read import open_adapter
 from ingot.adapters.record import Adapter, Addition, Change, LowRank, Replacement
 from ingot.codecs.table import CODECS
 from ingot.core.numeric.dtypes import DTYPES, cast, file_bytes, numpy_dtype
 from ingot.core.runtime.parallel import check_cancelled
-from ingot.errors import CodecError, UsageError
+from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part
 from ingot.model.reading.concat_source import ConcatSource, DecodedRange, verify_part
 from ingot.model.reading.view import derive_checkpoint
 from ingot.model.tensor import Array, Tensor
-from ingot.stores.location import AnyPath, Location
+from ingot.stores.location import AnyPath
 from ingot.views.common import BuildTensor, lazy_tensors
 
 _BLOCK = 1 << 20  # products of a block of rows: BLAS uses one thread for them, and the block stays in the cache
 _STEP = 8  # rows of a block are a multiple of this, so that BLAS adds products in one order
 _LANES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRef:
-    """An adapter's location, and the weight of its change in a sum."""
-
-    path: str
-    weight: float = 1.0
-
-    @classmethod
-    def parse(cls, value: object) -> AdapterRef:
-        """Return the reference for ``PATH``, ``PATH:WEIGHT``, a path or a pair of path and weight.
-
-        Raises ``UsageError`` ``adapter.weight``: the weight is not a finite number.
-        """
-        if isinstance(value, AdapterRef):
-            return value
-        if isinstance(value, tuple):
-            path, weight = value
-            return cls(_text(path), _weight(weight))
-        text = _text(value)
-        path, colon, number = text.rpartition(":")
-        if not colon or not path or Path(text).exists():
-            return cls(text)
-        try:
-            return cls(path, _weight(float(number)))
-        except ValueError:
-            return cls(text)
-
-
-def _text(path: object) -> str:
-    return path.text if isinstance(path, Location) else str(path)
-
-
-def _weight(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        raise UsageError(f"expected a finite number as weight, found {value!r}", rule="adapter.weight")
-    return float(value)
 
 
 def with_adapters(
@@ -90,7 +52,7 @@ def with_adapters(
     Raises
     ------
     UsageError
-        ``adapter.none``, ``adapter.base``, ``adapter.shape``, ``adapter.weight``, ``view.delta``.
+        ``adapter.none``, ``adapter.weight``, ``view.delta``.
     FormatError, UnsupportedError
         The errors of ``open_adapter`` and ``match``.
     """

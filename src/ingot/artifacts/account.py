@@ -16,7 +16,7 @@ _NOT_WRITTEN = "no tensor of the result is computed from it"
 def account_of_conversion(
     source: Checkpoint, view: Checkpoint, written: Iterable[str], format: Format, drop: Sequence[str]
 ) -> Account:
-    """Return the account of a conversion.
+    """Return the account of a conversion: for each tensor of ``source``, whether the result contains it.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ def account_of_conversion(
 
 
 def account_of_unread(unread: dict[str, str], drop: Sequence[str]) -> Account:
-    """Return the account of tensors that readers left out: dropped if a pattern accepts the name, else missing."""
+    """Return the account of unread tensors: dropped if a pattern of ``drop`` accepts the name, else missing."""
     accepts = Patterns(tuple(drop))
     dropped = {name: reason for name, reason in unread.items() if accepts(name)}
     return Account({}, dropped, {name: reason for name, reason in unread.items() if name not in dropped})
 
 
 def unread_of(checkpoints: Iterable[Checkpoint]) -> dict[str, str]:
-    """Return the tensors that the readers of checkpoints left out: name to reason."""
+    """Return the tensors that the readers of ``checkpoints`` did not read: name to reason."""
     return {name: reason for checkpoint in checkpoints for name, reason in checkpoint.unread.items()}
 
 
@@ -85,7 +85,9 @@ def unused_patterns(drop: Sequence[str], account: Account) -> list[str]:
 
 
 def _keeps_program(source: Checkpoint, view: Checkpoint, format: Format) -> bool:
-    """Whether the target is a copy of the source's program or graph, which keeps constants that were not read."""
+    """Return whether the target is a copy of the source's program or graph, which keeps constants that were not
+    read.
+    """
     before = source.attachments
     after = view.attachments
     program = before.program is not None and after.program is before.program and "program" in format.traits.attachments

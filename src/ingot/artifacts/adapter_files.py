@@ -35,6 +35,12 @@ _GGUF = "adapter."  # before the names of an adapter's settings
 _METHODS = {"LORA": "LoRA", "DORA": "DoRA"}
 _SIBLINGS = (".bias", ".alpha", ".dora_scale", ".m")
 _MERGE = "merge it into its base (`ingot merge BASE ADAPTER -o OUT`) and use the merged model"
+_CONVERT = "`ingot adapter convert` writes it for {}"
+_USES = {
+    "PEFT": f"{_MERGE}; {_CONVERT.format('llama.cpp (--lora) and for mlx_lm')}",
+    "MLX": f"{_MERGE}; {_CONVERT.format('PEFT and for llama.cpp (--lora)')}",
+    "GGUF": f"llama.cpp loads it together with its base by --lora; {_MERGE}",
+}
 _OTHER_METHODS = "merge it with the program that trained it (PEFT: merge_and_unload), and use the merged model"
 
 
@@ -49,8 +55,8 @@ class Adapter:
     def describe(self) -> str:
         """Return a sentence that describes the adapter and its use."""
         of_base = f" of the base {self.base[:200]!r}" if self.base else ""
+        advice = _USES[self.program] if self.method in ("", *_METHODS) else _OTHER_METHODS
         title = f"{_METHODS.get(self.method, self.method)} adapter" if self.method else "adapter"
-        advice = _MERGE if self.method in ("", *_METHODS) else _OTHER_METHODS
         return f"found an adapter, not a model: {title} ({self.program}){of_base}; {advice}"
 
     def refusal(self, location: str) -> UnsupportedError:
@@ -78,7 +84,9 @@ def adapter_in(checkpoint: Checkpoint, location: Location) -> Adapter | None:
 
 
 def note_on_config(source: Source, *, directory: bool) -> str:
-    """Return a note for a conversion of an adapter's folder into a file, which loses its settings; else empty."""
+    """Return a note if ``source`` is an adapter's folder that is converted into a file, without its config;
+    else empty.
+    """
     if directory or not source.is_folder or adapter_of(source) is None or not _config(source.store):
         return ""
     return f"{CONFIG} with the adapter's rank and scale is not in the file: keep it, or convert into a folder"
@@ -107,12 +115,12 @@ def _text(value: object) -> str | None:
 
 
 def _first_part(names: Iterable[str]) -> str | None:
-    """Return the first name that only tensors of adapters have."""
+    """Return the first of ``names`` that only tensors of adapters have; None if there is none."""
     return next((name for name in names if "lora" in name and _PART.search(name)), None)
 
 
 def _has_base(names: Iterable[str], part: str) -> bool:
-    """Whether ``names`` contain the weights to which the adapter tensor ``part`` belongs."""
+    """Return whether ``names`` contain the weights to which the adapter tensor ``part`` belongs."""
     match = _PART.search(part)
     assert match is not None
     module = part[: match.start()]
@@ -123,7 +131,7 @@ def _has_base(names: Iterable[str], part: str) -> bool:
 
 
 def _is_adapter_file(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the file of the first tensor has the name of an adapter's file."""
+    """Return whether the file of the first tensor has the name of an adapter's file."""
     tensor = next(iter(tensors.values()), None)
     part = None if tensor is None else next(iter(tensor.parts.values()), None)
     return part is not None and PurePosixPath(part.source.name).name.startswith(_FILES)

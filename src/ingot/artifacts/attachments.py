@@ -114,7 +114,7 @@ def _join(folder: str, name: str) -> str:
 
 
 def _exists(store: Store, name: str) -> bool:
-    """Whether a store has a file or folder with this name."""
+    """Return whether a store has a file or folder with this name."""
     folder, _, base_name = name.rpartition("/")
     try:
         return store.exists(name) or base_name in store.list(folder).folders
@@ -212,7 +212,7 @@ def extract_draft(options: DraftOptions) -> DraftShape | None:
 
 @takes(CoremlOptions, "extract")
 def extract_coreml(options: CoremlOptions) -> PathLike[str]:
-    """Unpack the Core ML package of the artifact ``path``; see ``extract_package``.
+    """Unpack the Core ML package of the artifact ``path``; return its folder.
 
     Raises ``UsageError`` ``attachments.none`` if the artifact has no Core ML package.
     """

@@ -31,7 +31,7 @@ _NESTED = "folders in folders"
 
 
 def has_model_metadata(format: str) -> bool:
-    """Whether a format stores a model's config and tokenizer as metadata, under names of the format."""
+    """Return whether a format stores a model's config and tokenizer as metadata, under names of the format."""
     return format == "gguf"
 
 
@@ -57,7 +57,7 @@ class Companions:
 
 
 def find_companions(store: Store, artifact_files: Collection[str] = ()) -> Companions:
-    """Return a model folder's companions.
+    """Return the companions in a model folder, and the entries that are not copied.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def _add_subfolder(companions: Companions, folder: str, outer: Listing, store: S
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file or folder with this name contains weights or an index of weights, in any container."""
+    """Return whether a file or folder with this name contains weights or an index of weights, in any container."""
     return name.lower().endswith(_suffixes())
 
 
@@ -150,7 +150,7 @@ class ConfigChange:
         return bool(self.drop or self.dtypes or self.untie)
 
     def apply(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config with the changes, also in configs inside it."""
+        """Return ``config`` with the changes, which are also applied to configs nested in it."""
         changed = {key: value for key, value in config.items() if key not in self.drop}
         for key, value in changed.items():
             if key in ("dtype", "torch_dtype"):

@@ -57,7 +57,7 @@ _ENGINES = ("local", "processes", "ray")
 
 
 def about_engine(more: str) -> Mapping[str, About]:
-    """Return the description of an operation's option ``engine``; ``more`` is the end of its help text."""
+    """Return the metadata of an operation's option ``engine``; ``more`` is the end of its help text."""
     return about(
         "The workers: local (this process), processes (one for each processor of this machine) or ray (a cluster with "
         f"access to the same files); {more}",
@@ -206,7 +206,9 @@ def _existing(location: Location) -> str | None:
 
 
 def _foreign_suffix(name: str) -> bool:
-    """Whether a name has the suffix of another program, such as ``.tflite``, but not ``.1-8B`` of ``Llama-3.1-8B``."""
+    """Return whether a name has the suffix of another program, such as ``.tflite``, but not ``.1-8B`` of
+    ``Llama-3.1-8B``.
+    """
     return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", PurePosixPath(name).suffix) is not None
 
 

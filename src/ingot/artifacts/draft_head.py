@@ -51,7 +51,10 @@ class DraftShape:
 
 
 def check_head_or_none(tensors: Mapping[str, Tensor]) -> DraftShape | None:
-    """Check a draft head. Return None if it has only placeholder names. Raises the errors of ``check_draft``."""
+    """Check a draft head and return its sizes; None if its tensors have placeholder names.
+
+    Raises the errors of ``check_draft``.
+    """
     return None if is_nameless(tensors) else check_draft(tensors)
 
 
@@ -96,7 +99,7 @@ def config_of_draft(head: Checkpoint) -> dict[str, Any]:
 
 
 class _Head:
-    """Access to a draft head's tensors that raises ``FormatError`` for missing tensors, types and shapes."""
+    """Access to a draft head's tensors by name, with checks of their types and shapes that raise ``FormatError``."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors

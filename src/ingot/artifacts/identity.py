@@ -106,12 +106,14 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def same_type(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have the same shape and element type."""
+    """Return whether two tensors have the same shape and element type."""
     return first.shape == second.shape and first.dtype == second.dtype
 
 
 def equal_values(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors of equal shape and type have equal values, bit for bit; stops at the first difference."""
+    """Return whether two tensors of equal shape and type have equal values, bit for bit; stops at the first
+    difference.
+    """
     return common_digest(first, second) is not None
 
 
@@ -132,7 +134,7 @@ def common_digest(first: Tensor, second: Tensor) -> str | None:
 
 
 def same_identity(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Whether two results of ``Checkpoint.identity`` identify the same files and views.
+    """Return whether two results of ``Checkpoint.identity`` identify the same files and views.
 
     They may come from different processes and machines, and through JSON. Device numbers are ignored, because they
     differ between machines.
@@ -141,7 +143,7 @@ def same_identity(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Return an identity with the types of JSON and without device numbers."""
+    """Return an identity in a form that can be compared: with lists as JSON has them, and without device numbers."""
     if isinstance(value, Mapping):
         return {str(key): _comparable(item) for key, item in value.items()}
     if not isinstance(value, list | tuple):

@@ -35,7 +35,7 @@ STORES.add("library", "ingot.library.place:LibraryScheme")  # registered here be
 
 @dataclass(slots=True)
 class Source(CheckpointSource):
-    """An opened artifact before decoders are attached: its store, format, entry file and catalog.
+    """An opened artifact whose tensors have no decoders yet: its store, format, entry file and catalog.
 
     ``location`` is the opened address, for messages and reports. ``name`` is the opened file in ``store``; it is empty
     if the folder of the store was opened. ``requested_io`` and ``max_decompressed`` are options of ``ingot.open`` for
@@ -122,7 +122,9 @@ class Source(CheckpointSource):
         return sum(self.store.stat(name).size for name in self.catalog.headers)
 
     def would_overwrite(self, target: str, *, folder: bool) -> bool:
-        """Whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's files."""
+        """Return whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's
+        files.
+        """
         return self.store.would_overwrite({self.name, *self.catalog.headers}, target, folder=folder)
 
     def companions(self) -> Companions:
@@ -166,7 +168,7 @@ def with_decoders(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 class _Decoding(TensorMap[Tensor]):
-    """A mapping that attaches a decoder to each tensor of another mapping on access; the other mapping may cache."""
+    """The tensors of another mapping, each with its decoder, which is attached on access."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = as_tensor_map(tensors)
@@ -230,7 +232,9 @@ def open(
 def open_in_store(
     store: Store, name: str, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
-    """Open the checkpoint with the store and name that ``find`` returns; see ``open``."""
+    """Open the checkpoint at ``name`` in ``store``, as ``find`` returns both; options and errors are those of
+    ``open``.
+    """
     return weights_of(
         open_source_in_store(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=io)
     )
@@ -291,7 +295,7 @@ def address_of(location: Location) -> str:
 
 
 def local_text(text: str, address: str) -> str:
-    """Return the text of a location that another process parsed, if it leads to the same address; else the address.
+    """Return ``text``, as another process parsed it, if it leads to ``address`` here too; else ``address``.
 
     With the same text, messages are the same in both processes.
     """
@@ -310,7 +314,7 @@ def open_source(
     trust_index: bool = False,
     requested_io: str | None = None,
 ) -> Source:
-    """Open and validate an artifact; see ``open``.
+    """Open and validate an artifact; return it without decoders. Options and errors are those of ``open``.
 
     With ``trust_index``, weight files that a folder's index does not list are ignored.
     """
@@ -330,7 +334,10 @@ def open_source_in_store(
     max_decompressed: int | str | None = None,
     requested_io: str | None = None,
 ) -> Source:
-    """Open and validate a file or folder of a store; see ``open`` and ``Source``."""
+    """Open and validate the file ``name`` of ``store``, or the folder if ``name`` is empty.
+
+    Options and errors are those of ``open``.
+    """
     listed = CachedStore(store)
     location = store.location_of(name)
     try:
@@ -355,7 +362,7 @@ def open_source_in_store(
 
 
 def _fallback_folder(store: Store) -> Store | None:
-    """Return the folder inside ``store`` with the weights, if a format recognizes one."""
+    """Return the folder inside ``store`` that contains the weights, if a format recognizes one; else None."""
     for _, format in FORMATS.available():
         folder = format.fallback_folder(store)
         if folder is not None:
@@ -384,7 +391,7 @@ def _located(error: IngotError, location: str) -> IngotError:
 def open_delta(
     location: Location, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Source:
-    """Open a delta or a patch; see ``open``.
+    """Open and validate a delta or a patch; options and errors are those of ``open``.
 
     A safetensors file that consists of pairs of positions and values is opened as a sparse patch here. ``open_source``
     opens it as ordinary tensors.

@@ -109,7 +109,10 @@ def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]
 
 
 def _can_split(tensor: Tensor) -> bool:
-    """Whether a tensor can be read in separate ranges: its bytes equal those of the array, and no check needs all."""
+    """Return whether a tensor can be read in separate ranges.
+
+    This needs a part whose bytes are those of the array, and no digest to be checked over all of them.
+    """
     part = tensor.parts["data"]
     is_checked = part.digest is not None and part.verify
     is_plain = part.encoding == "raw" and tensor.dtype != "bool" and little_endian(part.dtype).isnative

@@ -64,7 +64,7 @@ def _lacks_axis(tensor: Tensor) -> bool:
 
 
 def _shard(source: Source) -> str:
-    """Return a note if the file has the name of a shard as on Hugging Face; else empty."""
+    """Return a note if the opened file is one shard of a model, by its name; else empty."""
     numbers = _SHARD.search(source.entry)
     if numbers is None or int(numbers[2]) < 2:
         return ""

@@ -51,7 +51,7 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
 
 
 def _shown(name: str) -> str:
-    """Return a name up to its first hidden folder; hidden folders never belong to a checkpoint."""
+    """Return ``name`` for a message, cut after its first hidden folder; hidden folders never belong to a checkpoint."""
     components = name.split("/")
     hidden = next((index for index, component in enumerate(components[:-1]) if component.startswith(".")), None)
     return name if hidden is None else "/".join(components[: hidden + 1]) + "/"
@@ -65,7 +65,7 @@ def _is_weights(name: str, suffixes: tuple[str, ...], package: bool) -> bool:
 
 
 def _belongs(name: PurePosixPath) -> bool:
-    """Whether a file belongs to a checkpoint according to its name, also in a subfolder (``1_Pooling``)."""
+    """Return whether a file belongs to a checkpoint according to its name, also in a subfolder (``1_Pooling``)."""
     if any(component.startswith(".") for component in name.parts[:-1]):
         return False
     if name.name.startswith("."):

@@ -132,7 +132,10 @@ def plan_tensors(
 
 
 def named_tensors(tensors: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield values as tensors. Raises ``UsageError`` ``save.name``, and the errors of ``as_tensor`` with the name."""
+    """Yield the values of ``tensors`` as ``Tensor`` objects with their names.
+
+    Raises ``UsageError`` ``save.name``, and the errors of ``as_tensor`` with the name.
+    """
     for name, value in tensors.items():
         if not isinstance(name, str):
             raise UsageError(f"expected text as a tensor's name, found {name!r}", rule="save.name")

@@ -78,7 +78,7 @@ def open_weights(
 
 @dataclass(slots=True)
 class _BytesSource(Source):
-    """A buffer as a source. Copies of its checkpoint contain a copy of the bytes."""
+    """An opened checkpoint whose file is a buffer. Copies of its checkpoint contain a copy of the bytes."""
 
     data: bytes | bytearray | memoryview = b""
 
@@ -88,7 +88,10 @@ class _BytesSource(Source):
 
 @dataclass(slots=True)
 class _StateSource(Source):
-    """A mapping as a source. ``checkpoint`` is the mapping if it is an opened checkpoint; the caller closes it."""
+    """A mapping of arrays or tensors in the place of an opened file.
+
+    ``checkpoint`` is the mapping if it is an opened checkpoint; the caller closes it.
+    """
 
     checkpoint: Checkpoint | None = None
 

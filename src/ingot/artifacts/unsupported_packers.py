@@ -44,8 +44,10 @@ class Packer:
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """Evidence of a packing: a tensor ``X + packed`` with one of ``dtypes``, and a tensor ``X + other`` for one of
-    ``companions``."""
+    """The names and dtypes by which a packing is detected.
+
+    A tensor ``X + packed`` has one of ``dtypes``, and for one of ``companions`` there is a tensor ``X + companion``.
+    """
 
     name: str
     packed: str

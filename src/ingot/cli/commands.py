@@ -52,6 +52,7 @@ _GROUPS = {
         ("diff", "diff", "Store a fine-tune as a delta to its base"),
         ("patch", "diff:patch", "Turn a base into a fine-tune, by one delta or several"),
         ("merge", "convert:merge", "Merge LoRA adapters into their base, tensor by tensor"),
+        ("adapter", "adapter", "Write LoRA adapters for PEFT, llama.cpp or mlx_lm"),
         ("store", "store", "Keep many models in a library, each tensor once"),
     ),
     "Run": (
@@ -68,6 +69,8 @@ _GROUPS = {
 }
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
+SHARED_LINES = {("kernel", "lut"): "Pack weights or build activation tables for the ANE"}
+"""Commands that share a line of ``ingot --help``, which fits one screen, and the text of that line."""
 COMMANDS = Commands(
     "command",
     tuple(

@@ -98,19 +98,22 @@ MERGE_EPILOG = (
     "  ingot merge ./Llama-3-8B ./my-lora -o ./Llama-3-8B-mine\n\n"
     "  ingot merge ./Llama-3-8B ./style:0.7 ./facts:0.3 -o mixed.gguf --type Q4_K_M\n\n"
     "  ingot merge model-Q4_K_M.gguf ./my-lora -o mine-Q4_K_M.gguf\n\n"
-    "  ingot merge ./Llama-3-8B ./my-lora -o ./mine-w4a16 --for vllm --recipe w4a16 --max-ram 2GiB --resume"
+    "  ingot merge ./Llama-3-8B ./my-lora -o ./mine-w4a16 --for vllm --recipe w4a16 --max-ram 2GiB --resume\n\n"
+    "  ingot merge ./Llama-3-8B ./code ./chat:0.5 -o ./both --method ties --density 0.3\n\n"
+    "  ingot merge ./first:0.7 ./second:0.3 -o ./between --method slerp"
 )
 
 
 @declare("merge", MERGE_EPILOG)
 def merge(options: MergeOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Merge LoRA adapters into their base, which may be quantized, in bounded memory.
+    """Merge LoRA adapters into their base, or models with --method, in bounded memory.
 
-    Adapters are PEFT or MLX folders, or GGUF adapters. Nothing appears under OUT until it is complete.
+    Adapters are PEFT or MLX folders, or GGUF adapters. Models may be quantized, and deltas of the base.
+    Nothing appears under OUT until it is complete.
     """
-    from ingot.conversion.merge import merge as merge_adapters
+    from ingot.conversion.merge import merge as merge_operands
 
     with progress_bar("merging", quiet=quiet or json) as progress:
-        report = merge_adapters(replace(options, progress=progress))
+        report = merge_operands(replace(options, progress=progress))
     warn(report.conversion.warnings)
     render(report.report(), json=json, quiet=quiet)

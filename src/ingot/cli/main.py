@@ -10,8 +10,9 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import FrameType
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ingot.cli.commands import BRIEFLY, COMMANDS, GROUP_OF, PLUGINS
+from ingot.cli.commands import BRIEFLY, COMMANDS, GROUP_OF, PLUGINS, SHARED_LINES
 from ingot.cli.help import Group
 from ingot.cli.output import Output, line, open_streams, print_json
 from ingot.core.border import foreign_error, system_error
-from ingot.core.files.atomic import PUBLISHED
+from ingot.core.files.atomic import PUBLISHED, clean_up
 from ingot.core.registry import did_you_mean
 from ingot.errors import INGOT_VERSION, IngotError, PluginError, ResourceError, printable
 
@@ -56,17 +57,26 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
     yield about
     for group, names in groupby(GROUP_OF, GROUP_OF.__getitem__):
         yield ""
-        for index, name in enumerate(names):
-            yield f"{'' if index else group:<8} {name:<10} {BRIEFLY[name]}"
+        for index, (label, text) in enumerate(_lines_of(names)):
+            yield f"{'' if index else group:<8} {label:<11} {text}"
     if COMMANDS.plugins():
         yield ""
     for index, (name, plugin) in enumerate(COMMANDS.plugins().items()):
         summary = f"{plugin.distribution}: {plugin.summary}".removesuffix(": ")
-        row = f"{'' if index else PLUGINS:<8} {printable(name):<10} {summary}"
+        row = f"{'' if index else PLUGINS:<8} {printable(name):<11} {summary}"
         yield row if len(row) <= _WIDTH else f"{row[: _WIDTH - 3]}..."
     for index, option in enumerate(parameters):
         flag = " ".join(filter(None, (max(option.opts, key=len), option.metavar)))
         yield f"{'' if index else 'Options':<8} {flag:<23} {option.help.partition(',')[0].rstrip('.')}"
+
+
+def _lines_of(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the label and the text of each line for commands; ``SHARED_LINES`` have several names."""
+    shared = {siblings[0]: (", ".join(siblings), text) for siblings, text in SHARED_LINES.items()}
+    skipped = {name for siblings in SHARED_LINES for name in siblings[1:]}
+    for name in names:
+        if name not in skipped:
+            yield shared.get(name, (name, BRIEFLY[name]))
 
 
 class _Commands(Group):
@@ -173,6 +183,7 @@ def run(arguments: list[str] | None = None) -> int:
         result = app.main(arguments, PROGRAM, _COMPLETE, standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
         result = INTERRUPTED
+        _clean_up()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return USAGE
@@ -189,6 +200,19 @@ def run(arguments: list[str] | None = None) -> int:
             message += f"; finished parts are kept, continue with: {printable(shlex.join(['ingot', *command]))}"
         return _report(Failure(_STOPPED["by"], "interrupted", message), json, "")
     return result if isinstance(result, int) else 0
+
+
+def _clean_up() -> None:
+    """Remove unfinished files; a second Ctrl-C does not stop this."""
+    previous = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        clean_up()
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGINT, previous)
 
 
 @dataclass(frozen=True)

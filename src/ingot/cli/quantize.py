@@ -34,6 +34,10 @@ def command(
 
     Ends with the size, the error and the command that runs the result, and only if that program would load it.
     """
+    from ingot.runtime.quantize.checks import check_options
+
+    check_options(options)  # before the imports below, which take half a second
+
     from ingot.runtime.quantize.estimate import Estimate
     from ingot.runtime.quantize.run import prepare, quantize
 

@@ -17,6 +17,7 @@ EPILOG = (
     "  ingot verify model.zt\n\n"
     "  ingot verify ./Llama-3-8B --json\n\n"
     "  ingot verify ./Llama-3-8B-w4 --for vllm\n\n"
+    "  ingot verify ./my-lora --base ./Llama-3-8B\n\n"
     "  ingot verify model.squizd --strict\n\n"
     "  ingot verify s3://bucket/model --engine ray"
 )

@@ -54,7 +54,7 @@ class WorkerLostError(Exception):
 
 @preload
 class Task(Struct, frozen=True, forbid_unknown_fields=True):
-    """Consecutive steps of a plan, ``start`` (inclusive) to ``stop`` (exclusive), which read ``nbytes``.
+    """A part of a plan: the steps ``start`` (inclusive) to ``stop`` (exclusive), which read ``nbytes``.
 
     With ``rows`` the task is a range of rows of a single step, the first inclusive and the second exclusive. With
     ``files`` the task has all steps of these files of the result, and the worker writes the files in full.
@@ -188,7 +188,7 @@ def convert(value: Any, cls: type[T]) -> T:
 
 
 def encode_error(error: BaseException, worker: str) -> ErrorData:
-    """Return an error as data. Other classes than ``IngotError`` and ``OSError`` become a text."""
+    """Return an error as data; an error of another class than ``IngotError`` and ``OSError`` is reduced to a text."""
     if isinstance(error, IngotError):
         name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in {*_ERRORS, "IngotError"})
         extra = _text(error.extra) if isinstance(error, MissingExtraError) else None
@@ -218,7 +218,7 @@ def decode_error(data: ErrorData) -> Exception:
 
 
 def _text(value: object) -> str:
-    """Return the text of a value, also if its ``__str__`` raises."""
+    """Return ``str(value)``, shortened; a placeholder if its ``__str__`` raises."""
     try:
         return str(value)[:_LONGEST_TEXT]
     except Exception as error:

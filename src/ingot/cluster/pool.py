@@ -29,7 +29,7 @@ _ENDING = 10.0  # seconds that a killed process may take to end
 
 
 class ProcessWorker:
-    """A worker process and its pipes; implements ``Worker``."""
+    """A worker process on this machine and the pipes to it; implements ``Worker``."""
 
     def __init__(self, interval: float) -> None:
         self.beats = 0
@@ -52,20 +52,20 @@ class ProcessWorker:
 
     @property
     def name(self) -> str:
-        """The name with the process id; see ``Worker.name``."""
+        """``process`` and the process id, for error messages."""
         return f"process {self._process.pid}"
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The id of the worker process."""
         return self._process.pid
 
     def send(self, line: bytes) -> None:
-        """Send a request from a thread, because a suspended worker does not read; see ``Worker.send``."""
+        """Write a request to the worker's input by a thread, because a suspended worker does not read."""
         threading.Thread(target=self._write, args=(line + b"\n",), name="ingot-request", daemon=True).start()
 
     def poll(self, seconds: float) -> bytes | None:
-        """Return the next answer; see ``Worker.poll``."""
+        """Return the worker's next answer; None after a heartbeat, or without an answer within ``seconds``."""
         try:
             line = self._lines.get(timeout=seconds)
         except Empty:
@@ -76,7 +76,7 @@ class ProcessWorker:
         return line or None
 
     def kill(self) -> None:
-        """Kill the process; see ``Worker.kill``.
+        """End the worker process at once.
 
         If the process is in a file system call that hangs, the process ends only when the call returns.
         """
@@ -154,14 +154,17 @@ class Pool(Protocol):
 
 
 class Worker(Protocol):
-    """A started worker. ``beats`` counts its heartbeats, ``cpu`` is the processor time in the last one."""
+    """The interface of a started worker.
+
+    ``beats`` is the number of heartbeats received, ``cpu`` the processor time in seconds that the last one reported.
+    """
 
     beats: int
     cpu: float
 
     @property
     def name(self) -> str:
-        """The worker's name in error messages."""
+        """The name by which error messages identify the worker."""
         ...
 
     def send(self, line: bytes) -> None:
@@ -197,7 +200,7 @@ def worker_timeout() -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A submitted task: its request as a line, the type of its result, and its future."""
+    """A submitted task: its request as a line, the type of its result, its check, and its future."""
 
     id: int
     line: bytes
@@ -207,7 +210,7 @@ class _Job:
 
 
 class _Watch:
-    """A monitor that detects a worker without heartbeats or without processor time.
+    """Detects a worker that sends no heartbeats or uses no processor time.
 
     Only time during which this process was running counts, so that a suspended driver does not replace its workers.
     """
@@ -267,11 +270,11 @@ class WorkerPool:
 
     @property
     def slots(self) -> int:
-        """The number of tasks that can run at the same time; see ``Pool.slots``."""
+        """The number of tasks that the pool's workers can run at the same time."""
         raise NotImplementedError
 
     def submit(self, task_type: str, body: Any, check: Callable[[Any], None] | None = None) -> Future[Any]:
-        """Queue a task; see ``Pool.submit``."""
+        """Queue a task for the next free worker; return a future for its result."""
         try:
             task_id = next(self._ids)
             result_type = TASK_TYPES.get_or_refuse(task_type).result
@@ -295,7 +298,7 @@ class WorkerPool:
         return job.future
 
     def close(self) -> None:
-        """Cancel waiting tasks and kill all workers; see ``Pool.close``."""
+        """Cancel waiting tasks, kill all workers, and wait until they have ended."""
         with self._changed:
             self._closed = True
             jobs = list(self._jobs)
@@ -429,13 +432,13 @@ class WorkerPool:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An error that a task raised; its worker can run further tasks."""
+    """An error that a task raised and its worker reported; the worker can run further tasks."""
 
     error: Exception
 
 
 def _result_in(line: bytes, job: _Job) -> Any:
-    """Return the result or the error in an answer; raise ``InvalidMessageError``."""
+    """Return the result in the answer ``line``, or the error as ``_Failed``; raise ``InvalidMessageError``."""
     answer = messages.decode(line, Answer)
     if answer.id != job.id:
         raise InvalidMessageError(f"expected an answer to task {job.id}, found one to {answer.id}")
@@ -465,12 +468,12 @@ class Processes(WorkerPool):
 
     @property
     def slots(self) -> int:
-        """The number of processes; see ``Pool.slots``."""
+        """The number of worker processes, each of which runs one task at a time."""
         return self._slots
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the running processes."""
+        """The ids of the worker processes that are running."""
         with self._changed:
             return [worker.pid for worker in self._workers if isinstance(worker, ProcessWorker)]
 

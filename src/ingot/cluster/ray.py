@@ -78,7 +78,7 @@ def address_error(reason: str, address: str | None, origin: str = "") -> Resourc
 
 
 def _configured_address(address: str | None) -> tuple[str, str]:
-    """Return the address to which Ray would connect, and where the address is configured, as text for messages.
+    """Return the address to which Ray would connect, and text that tells users where the address is configured.
 
     If Ray would start a new cluster, both texts are empty.
     """
@@ -123,7 +123,7 @@ class IngotWorker:
         self._excluded_threads = set(_threads())
 
     def run(self, line: bytes) -> bytes:
-        """Answer a request."""
+        """Run the request in ``line`` and return the answer."""
         self._excluded_threads.discard(threading.get_native_id())
         return answer(line)
 
@@ -136,7 +136,7 @@ class IngotWorker:
 
 
 def _threads() -> dict[int, float]:
-    """Return the processor time of each thread of this process."""
+    """Return the processor time, in seconds, of each thread of this process by thread id."""
     import psutil
 
     return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
@@ -157,15 +157,15 @@ class RayWorker:
 
     @property
     def name(self) -> str:
-        """The actor's name; see ``Worker.name``."""
+        """The actor's name, for error messages."""
         return str(self._actor)
 
     def send(self, line: bytes) -> None:
-        """Send a request; see ``Worker.send``."""
+        """Send a request to the actor without waiting."""
         self._task = self._actor.run.options(concurrency_group="run").remote(line)
 
     def poll(self, seconds: float) -> bytes | None:
-        """Return the next answer; see ``Worker.poll``."""
+        """Return the actor's next answer; None after a heartbeat, or without an answer within ``seconds``."""
         calls = [self._beat] if self._task is None else [self._task, self._beat]
         try:
             ready = self._ray.wait(calls, num_returns=1, timeout=seconds)[0]
@@ -187,7 +187,7 @@ class RayWorker:
         return None
 
     def kill(self) -> None:
-        """Kill the actor; see ``Worker.kill``."""
+        """Kill the actor, even during a task."""
         self._ray.kill(self._actor, no_restart=True)
         try:
             self._ray.get(self._next_beat(0.0), timeout=_ENDING)
@@ -250,11 +250,11 @@ class RayPool(WorkerPool):
 
     @property
     def slots(self) -> int:
-        """The number of tasks that the processors of all present nodes can run; see ``Pool.slots``."""
+        """The number of tasks that the processors of all present nodes can run at the same time."""
         return int(self._ray.cluster_resources().get("CPU", 1)) // self._per_task or 1
 
     def close(self) -> None:
-        """Kill all workers, and disconnect from the cluster, which keeps running; see ``Pool.close``."""
+        """Kill all workers and disconnect from the cluster, which keeps running."""
         super().close()
         if self._connected_here:
             self._ray.shutdown()

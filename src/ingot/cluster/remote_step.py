@@ -25,7 +25,10 @@ _CHUNK = 16 << 20
 
 @dataclass(frozen=True)
 class RemoteStep(Step):
-    """The step ``local``, executed by a worker of ``runner``; ``store`` contains the files of the workers."""
+    """A step of a plan that a worker executes; the driver copies the worker's bytes into the artifact.
+
+    ``local`` is the step itself, ``runner`` runs its task, and ``store`` contains the files of the workers.
+    """
 
     local: Step = field(kw_only=True)
     number: int = field(kw_only=True)
@@ -56,14 +59,14 @@ class RemoteStep(Step):
 
 
 def remote_step(step: Step, number: int, runner: TaskRunner, store: Store) -> RemoteStep:
-    """Return the remote form of a step of a plan; ``number`` is its index."""
+    """Return a step that waits for the worker's result of ``step``; ``number`` is its index in the plan."""
     fields = (step.tensor, step.spec, step.action, step.rule, step.exact)
     return RemoteStep(*fields, local=step, number=number, runner=runner, store=store)
 
 
 @dataclass
 class _RemoteRun(StepRun[RemoteStep]):
-    """The run of a remote step in the driver."""
+    """The run of a remote step in the driver: it waits for the worker and reads the worker's file."""
 
     _results: list[StepResult] = field(default_factory=list, init=False)
 

@@ -27,7 +27,7 @@ Opened = TypeVar("Opened")
 
 
 class OpenJob(Generic[Job, Opened]):
-    """Files that stay open between the tasks of one job; ``enter`` opens them."""
+    """The files of the last job, which stay open between its tasks; ``enter`` opens the files of a job."""
 
     def __init__(self, enter: Callable[[Job], AbstractContextManager[Opened]]) -> None:
         self._enter = enter
@@ -35,20 +35,22 @@ class OpenJob(Generic[Job, Opened]):
         self._last: tuple[Job, Opened] | None = None
 
     def opened(self, job: Job) -> Opened:
-        """Return the open files of a job, after closing those of another job."""
+        """Return the open files of ``job``, after closing those of an earlier job."""
         if self._last is None or self._last[0] != job:
             self.close()
             self._last = job, self._stack.enter_context(self._enter(job))
         return self._last[1]
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the last job."""
         self._last = None
         self._stack.close()
 
 
 def is_fitted(step: Step) -> bool:
-    """Return whether a step reads its tensor before encoding, to complete the parameters of the spec."""
+    """Return whether a step has fit passes, which read its tensor before encoding and complete the spec's
+    parameters.
+    """
     return isinstance(step, Encode) and step.encoder.fit_passes > 0
 
 
@@ -58,7 +60,7 @@ def has_fixed_offset(step: Step) -> bool:
 
 
 class SharedWriter:
-    """A writer for all tensors of a plan, in a process that writes some of them.
+    """A writer for all tensors of a plan, used by a process that writes only some of them.
 
     ``names`` are the tensors of all steps in order; ``position`` is the index of the next.
     """
@@ -78,14 +80,14 @@ class SharedWriter:
 
 
 class PrefixedTarget:
-    """A target that adds a prefix to the names of its files."""
+    """A target that creates files in another target, with a prefix before their names."""
 
     def __init__(self, target: bytesource.Target, prefix: str) -> None:
         self._target = target
         self._prefix = prefix
 
     def create(self, name: str) -> bytesource.Sink:
-        """Open a file for writing."""
+        """Open the file ``name``, with the prefix before it, for writing."""
         return self._target.create(self._prefix + name)
 
 
@@ -106,13 +108,13 @@ class PartsFile:
         return self._sink is None
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start a tensor."""
+        """Start a tensor; its parts may follow in any order."""
         self._offset = self._end
         self._runs = []
         self._crc = checksums.hasher("crc32c")
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append bytes of a part."""
+        """Append the next bytes of the part ``role``."""
         if self._sink is None:
             self._sink = self._target.create(self.name)
         view = memoryview(data).cast("B")
@@ -127,14 +129,16 @@ class PartsFile:
         return {"file": self.name, "offset": self._offset, "runs": self._runs, "crc": self._crc.text()}
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, if it was created."""
         if self._sink is not None:
             self._sink.close()
 
 
 def _watching(lane: HashThread, hashed: Sequence[Sequence[int]]) -> HashSelector:
-    """Return a function that returns the hash factories of a step; it must be called once per step, in the order of the
-    steps."""
+    """Return a hash selector: a function that returns the hash factories of the next step.
+
+    ``hashed`` are the points of each step; the function must be called once per step, in the order of the steps.
+    """
     watch = TensorHashes(lane)
     points_by_step = iter(hashed)
 

@@ -30,7 +30,7 @@ class _WorkerTotals:
 
 
 class WorkerStats:
-    """The bytes and seconds of each worker.
+    """The bytes that each worker processed and the seconds that it took.
 
     ``progress`` gets the bytes of every finished task, and the rate of each worker while it was running tasks.
     """
@@ -40,7 +40,7 @@ class WorkerStats:
         self._totals: dict[str, _WorkerTotals] = {}
 
     def add(self, worker: str, nbytes: int, seconds: float) -> None:
-        """Add a finished task."""
+        """Add a finished task of ``worker``: the bytes that it read, and its seconds."""
         totals = self._totals.setdefault(worker, _WorkerTotals())
         totals.nbytes += nbytes
         totals.seconds += seconds
@@ -108,7 +108,7 @@ def run_tasks(
 
 @dataclass(slots=True)
 class _Schedule(Generic[R]):
-    """The state of a run: waiting tasks, running tasks, attempts by task, and the first task in order that failed."""
+    """The state of ``run_tasks``: waiting and running tasks, attempts by task, and the first task that failed."""
 
     waiting: deque[Task]
     running: dict[Future[R], Task] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def _position(task: Task) -> tuple[int, int]:
 
 
 def _final_error(task: Task, error: Exception, tries: int) -> BaseException | None:
-    """Return the error to raise for a failed task; None if another attempt may succeed."""
+    """Return the error to raise for a failed task after ``tries`` attempts; None if another attempt may succeed."""
     if not isinstance(error, (WorkerLostError, CancelledError, ResourceError)):
         return error
     if tries < TRIES:

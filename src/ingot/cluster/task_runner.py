@@ -117,7 +117,10 @@ class TaskRunner:
         return again
 
     def _add(self, task: Task, result: TaskResult) -> list[Task]:
-        """Store a task's results. If the results of a step do not fit, drop them and return their tasks."""
+        """Store a task's results; return the tasks to run again.
+
+        These are the tasks of a step whose results do not fit; the results are dropped.
+        """
         self.files.update(zip(task.files, result.files, strict=bool(task.files)))
         again: list[Task] = []
         for item in result.steps:

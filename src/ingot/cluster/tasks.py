@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class TaskType(Generic[Body, Result]):
-    """A function that workers run, with the types of its argument and result, by which messages are validated."""
+    """The type of a task: the function that workers run, and the types that validate its argument and result."""
 
     body: type[Body]
     result: type[Result]
@@ -94,7 +94,10 @@ def split_tasks(
 
 
 def _split_rows(index: int, nbytes: int, row_range: tuple[int, int], size: int) -> list[Task]:
-    """Return the tasks of one step of ``nbytes``; ``row_range`` is its number of rows and the unit of splits."""
+    """Return tasks for the rows of one large step, each of about ``size`` bytes.
+
+    ``nbytes`` are the bytes of the step; ``row_range`` is its number of rows and the unit of splits.
+    """
     rows, unit = row_range
     task_rows = max(rows * size // nbytes // unit, 1) * unit
     cuts = [*range(0, rows, task_rows), rows]

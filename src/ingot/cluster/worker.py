@@ -82,7 +82,10 @@ def serve(interval: str) -> None:
 
 
 def _receive(requests: SimpleQueue[bytes]) -> None:
-    """Queue lines until the input ends. The main thread parses them, so that an invalid line cannot end this thread."""
+    """Queue the lines of standard input until it ends, then end the process.
+
+    The main thread parses them, so that an invalid line cannot end this thread.
+    """
     try:
         with os.fdopen(os.dup(0), "rb") as lines:
             while line := lines.readline(messages.LARGEST + 1):

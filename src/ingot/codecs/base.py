@@ -29,7 +29,7 @@ IMPORTANCE = "importance"
 
 
 def option_error(codec: str, expected: str, value: object) -> UsageError:
-    """Return the error ``<codec>.option`` for the value of an option."""
+    """Return the ``UsageError`` ``<codec>.option`` for an invalid ``value`` of an option."""
     return UsageError(f"codec {codec} expects {expected}, found {value!r:.80}", rule=f"{codec}.option")
 
 
@@ -88,7 +88,7 @@ RANS_CHUNK = 1 << 16
 
 
 def is_chunk(chunk: int) -> bool:
-    """Return whether a chunk may have ``chunk`` elements: a power of two within the limits."""
+    """Return whether ``chunk`` is a valid number of elements of a chunk: a power of two within the limits."""
     return MIN_CHUNK <= chunk <= MAX_CHUNK and chunk & (chunk - 1) == 0
 
 
@@ -144,7 +144,7 @@ class Rows(ABC):
 
 
 class AddingReader(Rows):
-    """A reader that adds while it decodes, in one pass."""
+    """A reader that can add its values to a base while it decodes them, in one pass."""
 
     @abstractmethod
     def add_into(self, base: Array, out: Array) -> None:
@@ -313,9 +313,10 @@ class Codec(Decoder):
         return cannot(layout, f"codec {self.id} has one layout only")
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the stored values in chunks, after checking the values' positions; digests are checked at the end.
+        """Yield a tensor's stored values in chunks, without the zeros of elements that are not stored.
 
-        Called if ``checks_stored`` is set; raises the errors of ``reader``.
+        Checks positions first, and digests at the end. Called if ``checks_stored`` is set; raises the errors of
+        ``reader``.
         """
         raise NotImplementedError
 
@@ -439,12 +440,12 @@ def empty(shape: tuple[int, ...], dtype: str, location: str) -> Array:
 
 
 def result(tensor: Tensor, dtype: str, out: Array | None) -> Array:
-    """Return the array that ``decode`` writes to: ``out`` if given, else a new array (``empty``)."""
+    """Return ``out`` if it is given, else a new array for the decoded values of ``tensor`` (``empty``)."""
     return empty(tensor.shape, dtype, tensor.name) if out is None else out
 
 
 def decode_by_rows(codec: Codec, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-    """Implement ``decode`` with ``reader``: check, allocate once, read in one pass."""
+    """Decode a tensor with ``codec.reader``: check it, allocate the result once, and read it in one pass."""
     if dtype not in FLOAT_TARGETS:
         raise UnsupportedError(
             f"expected a target dtype {', '.join(FLOAT_TARGETS)} for codec {codec.id}, found {dtype}", where=tensor.name

@@ -134,7 +134,7 @@ def _cast_chunk(array: Array, out: Array, source: str, target: str, location: st
 
 
 def _once(values: Array, source: str, target: str) -> Array:
-    """Return values for which the assignment to ``target`` is the only rounding."""
+    """Return ``values`` in a type whose cast to ``target`` rounds correctly, so that values are rounded once."""
     if source == "f64" and target not in ("f64", "f32", "f16"):
         return _round_to_odd(values)  # ml_dtypes casts float64 by way of float32
     if source not in ("f64", "f32"):

@@ -32,7 +32,7 @@ class Packed(Protocol):
 
     @property
     def rounds(self) -> bool:
-        """Whether ``int8_bits`` supports this layout."""
+        """Whether ``int8_bits`` supports this layout, because the kernel rounds x to 8 bits."""
         ...
 
     def choose_product(self, dtype: str, rows: int) -> Product | None:
@@ -40,7 +40,10 @@ class Packed(Protocol):
         ...
 
     def int8_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """Write ``x @ w.T + bias`` into ``out``, with x rounded to 8 bits."""
+        """Write ``x @ w.T + bias`` into ``out``, with x rounded to 8 bits.
+
+        f16 and bf16 arrays are u16; ``types`` are the dtype names of ``x`` and ``bias``.
+        """
         ...
 
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:

@@ -80,7 +80,10 @@ class RangeProbe:
 
 
 def magnitude(rows: Array) -> float:
-    """Return the largest finite magnitude in f32; infinite if a value is not finite, which the encoder refuses."""
+    """Return the largest magnitude of ``rows`` in f32; infinite if a value is not finite.
+
+    Encoders refuse values that are not finite.
+    """
     if float_name(rows) not in FLOATS:
         return np.inf
     low, high, bad = native.kernels.affine_range(as_bits(rows).reshape(-1), float_name(rows))

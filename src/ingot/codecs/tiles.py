@@ -73,7 +73,7 @@ class TileMatrix(ABC):
     def kernel(self, dtype: str, within: bool) -> Any:
         """Return the native matrix for x in ``dtype``.
 
-        ``within``: whether all weights are in the range of fast kernels.
+        ``within`` states whether the magnitudes of all weights are in the range that the fast kernels support.
         """
 
     @abstractmethod
@@ -109,7 +109,7 @@ class TileMatrix(ABC):
         self.gemm_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
 
     def gemm_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """Run ``gemm`` on arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``."""
+        """Run ``gemm`` on arrays in which f16 and bf16 are u16; ``types`` are the dtype names of ``x`` and ``bias``."""
         matrix = self._kernels.get(types[0])
         if matrix is None:
             low, high = self._range = self._range or self.magnitudes()

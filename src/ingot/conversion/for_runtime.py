@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from ingot.artifacts.destination import Destination, destination, format_of_suffix
 from ingot.artifacts.open import open_source
 from ingot.conversion.options import ConvertOptions, MatrixOptions
 from ingot.conversion.plan import ConvertPlan
+from ingot.conversion.preset_fit import container_for, holds, presets_held, presets_of
 from ingot.errors import UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.detect import FORMATS
@@ -15,8 +17,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import as_tensor_map
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-from ingot.runtimes.accepts import accepts, accepts_specs, container_name, readable_containers, refusal
-from ingot.runtimes.fit import container_for, holds, presets_held, presets_of
+from ingot.runtimes.accepts import accepts, accepts_specs, container_name, readable_containers, refusal, why_not_a_file
 from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
@@ -39,6 +40,11 @@ def for_runtime(options: ConvertOptions) -> ConvertOptions:
         if fixed not in readable_containers(profile):
             names = ", ".join(readable_containers(profile))
             raise UsageError(f"{profile.label} does not read {fixed}; it reads {names}", rule="convert.runtime")
+        text = Location.parse(options.dst).display
+        reason = why_not_a_file(profile, fixed, text) if options.format is None else ""
+        if reason:
+            folder = PurePosixPath(text).with_suffix("")
+            raise UsageError(f"{reason}: name the target {folder}", rule="convert.runtime", where=text)
         return options
     container = _container_of_source(profile, options) if recipe is None else container_for(profile, recipe)
     if container is None:

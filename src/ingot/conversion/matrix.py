@@ -12,11 +12,13 @@ from ingot.artifacts.destination import STEM, Destination
 from ingot.artifacts.open import Source, open_source, open_source_in_store
 from ingot.conversion.model_folder import needs_family, with_model_folder
 from ingot.conversion.options import ConvertOptions, MatrixOptions
+from ingot.conversion.packed_layers import require_layers
 from ingot.conversion.placement import plan_without_rule, why_not_exact
 from ingot.conversion.prepare_source import prepare_source
 from ingot.conversion.report import action_of, count_grades, exactness, exactness_summary
 from ingot.core.options import takes
 from ingot.engine.steps import DECODED, MOVED, REPACKED
+from ingot.engine.work import Step
 from ingot.errors import CodecError, FormatError, IngotError, MissingExtraError, UnsupportedError, UsageError
 from ingot.formats.base import Format
 from ingot.formats.detect import FORMATS
@@ -25,7 +27,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.tensor import Tensor
 from ingot.reporting.report import Bytes, Column, Count, Counts, Figure, Line, Report, Table, Texts, table_of
 from ingot.reporting.reportable import Reportable
-from ingot.runtimes.accepts import readable_containers
+from ingot.runtimes.accepts import accepts_specs, container_name, readable_containers, refusal
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 
@@ -153,11 +155,36 @@ def _outcomes(
         for tensor in checkpoint.values():
             yield _refused(format, tensor, error)
         return
+    obstacle = _obstacle([step for name in view if (step := _step(format, view[name]))], format, options.runtime)
+    if obstacle is not None:
+        yield from (_refused(format, view[name], obstacle) for name in view)
+        return
     account = account_of_conversion(checkpoint, view, view, format, options.drop)
     for name, reason in account.missing.items():
         codec, nbytes = (checkpoint[name].codec, checkpoint[name].nbytes) if name in checkpoint else ("", 0)
         yield TensorOutcome(format.name, name, codec, REFUSED, nbytes, 0, why=reason)
     yield from (_outcome(format, view[name], prepared.inexact) for name in view)
+
+
+def _step(format: Format, tensor: Tensor) -> Step | None:
+    """Return the step of a tensor; None if the format cannot carry it."""
+    try:
+        return plan_without_rule(tensor, format)
+    except (UnsupportedError, CodecError):
+        return None
+
+
+def _obstacle(steps: Sequence[Step], format: Format, runtime: str | None) -> IngotError | None:
+    """Return the error of a conversion without a recipe: nothing would be packed, or the program refuses the result."""
+    try:
+        require_layers(steps, format)
+    except UnsupportedError as error:
+        return error
+    if runtime is None:
+        return None
+    container = container_name(format.name)
+    answer = accepts_specs(runtime_named(runtime), container, [step.spec for step in steps])
+    return None if answer.accepted else refusal(answer, format.name)
 
 
 def _with_folder(source: Source, checkpoint: Checkpoint, target: Destination, stack: ExitStack) -> Checkpoint:

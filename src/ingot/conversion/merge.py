@@ -1,24 +1,26 @@
-"""Merge adapters into their base: a conversion of the base with the changes of the adapters."""
+"""Merge adapters or models into a base: a conversion of the base with their changes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from ingot.adapters.match import match
+from ingot.adapters.options import AdapterRef
 from ingot.adapters.read import open_adapter
-from ingot.adapters.view import AdapterRef, Term, Terms
+from ingot.adapters.view import Term, Terms
 from ingot.artifacts.companions import has_model_metadata
 from ingot.artifacts.destination import destination
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.open import open_source
 from ingot.conversion.merge_options import MergeOptions
+from ingot.conversion.merging.report import ModelMergeReport, check_models, model_merge, models_report
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.report import ConvertReport
 from ingot.conversion.run import convert
@@ -134,60 +136,46 @@ def _data(item: MergedAdapter) -> Mapping[str, Any]:
 
 
 @takes(MergeOptions, "merge")
-def merge(options: MergeOptions) -> MergeReport:
-    """Merge one adapter, or the weighted sum of several, into their base, tensor by tensor.
+def merge(options: MergeOptions) -> MergeReport | ModelMergeReport:
+    """Merge one adapter, or the weighted sum of several, into their base, or models by a ``method``, tensor by tensor.
 
     The base may be quantized. Each changed tensor is computed in f32 and rounded once: by the rules of the recipe, else
     to the codec, bits and groups that the base has, with scales fitted again. Dense results of one adapter equal PEFT's
     ``merge_and_unload`` in f32, rounded to the element type. With ``resume`` the output has the same bytes as that of
     an uninterrupted run.
 
+    With a ``method``, the operands are models with the tensors of the base: checkpoints in any container, deltas of the
+    base, or adapters of the base. ``linear`` divides the weighted sum of all models, the base included, by the sum of
+    the weights; ``slerp`` interpolates between two models. The other methods add a weighted sum of the differences to
+    the base: ``task-arithmetic`` of all, ``ties`` of the largest (``density``) with the elected sign, ``dare-linear``
+    and ``dare-ties`` of a random share that is scaled up (``spec/merging.md``).
+
     Returns
     -------
-    MergeReport
+    MergeReport or ModelMergeReport
 
     Raises
     ------
     UsageError
-        ``merge.option``, ``adapter.none``, ``adapter.base``, ``adapter.shape``, ``adapter.weight``, ``quantize.type``.
+        ``merge.option``, ``merge.weights``, ``adapter.none``, ``adapter.weight``, ``quantize.type``.
     UnsupportedError
-        ``adapter.method``, ``adapter.config``, ``adapter.unsupported``, ``convert.like-stored``.
+        ``merge.tensors``, ``merge.model``, ``adapter.base``, ``adapter.shape``, ``adapter.method``,
+        ``adapter.config``, ``adapter.unsupported``,
+        ``convert.like-stored``.
     IngotError
         The errors of ``ingot.convert``. Nothing is left under the final name.
     """
     started = time.perf_counter()
-    adapters = options.adapters
-    values = [adapters] if isinstance(adapters, str | PathLike | Location) else list(adapters)
+    operands = options.operands
+    values = [operands] if isinstance(operands, str | PathLike | Location) else list(operands)
     references = [AdapterRef.parse(value) for value in values]
     if not references:
-        raise UsageError("expected at least one adapter, but the list is empty", rule="merge.option")
+        raise UsageError("expected at least one adapter or model, but the list is empty", rule="merge.option")
+    if options.method is not None:
+        return _merge_models(options, references, started)
+    _refuse_model_options(options)
     merged = _check(options, references)
-    report = convert(
-        ConvertOptions(
-            options.base,
-            options.out,
-            _recipe(options),
-            _format(options),
-            options.max_ram,
-            options.resume,
-            options.progress,
-            runtime=options.runtime,
-            allow_requantize=options.allow_requantize,
-            overwrite=options.overwrite,
-            threads=options.threads,
-            digest=options.digest,
-            max_shard=options.max_shard,
-            verify=options.verify,
-            max_decompressed=options.max_decompressed,
-            calibration=options.calibration,
-            keep_names=options.keep_names,
-            no_tokenizer=options.no_tokenizer,
-            drop=options.drop,
-            adapters=references,
-            metadata=options.metadata,
-            io=options.io,
-        )
-    )
+    report = convert(replace(_convert_options(options), adapters=references))
     survival = _measure(options, references)
     return MergeReport(
         base=report.source,
@@ -202,6 +190,49 @@ def merge(options: MergeOptions) -> MergeReport:
         seconds=time.perf_counter() - started,
         conversion=report,
     )
+
+
+def _convert_options(options: MergeOptions) -> ConvertOptions:
+    """Return the options of the conversion that writes the result, without adapters and models."""
+    return ConvertOptions(
+        options.base,
+        options.out,
+        _recipe(options),
+        _format(options),
+        options.max_ram,
+        options.resume,
+        options.progress,
+        runtime=options.runtime,
+        allow_requantize=options.allow_requantize,
+        overwrite=options.overwrite,
+        threads=options.threads,
+        digest=options.digest,
+        max_shard=options.max_shard,
+        verify=options.verify,
+        max_decompressed=options.max_decompressed,
+        calibration=options.calibration,
+        keep_names=options.keep_names,
+        no_tokenizer=options.no_tokenizer,
+        drop=options.drop,
+        metadata=options.metadata,
+        io=options.io,
+    )
+
+
+def _merge_models(options: MergeOptions, references: Sequence[AdapterRef], started: float) -> ModelMergeReport:
+    base = AdapterRef.parse(options.base)
+    merge = model_merge(options, base, references)
+    options = replace(options, base=base.path)
+    checked = check_models(merge)
+    report = convert(replace(_convert_options(options), models=merge))
+    return models_report(merge, checked, report, time.perf_counter() - started)
+
+
+def _refuse_model_options(options: MergeOptions) -> None:
+    """Raise ``UsageError`` ``merge.option`` for an option that merges of adapters lack."""
+    for name in ("density", "scale", "seed", "weights"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} needs --method, which merges models", rule="merge.option")
 
 
 def _check(options: MergeOptions, references: Sequence[AdapterRef]) -> list[MergedAdapter]:

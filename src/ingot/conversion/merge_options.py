@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ingot.recipes.recipe import Recipe
 
 _TARGET = "The target"
+_MODELS = "Merging models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,38 @@ class MergeOptions:
     """The options of ``ingot.merge`` and of ``ingot merge``."""
 
     base: AnyPath = field(metadata=about("The base: a file or folder in any format, or org/name.", argument=True))
-    adapters: AnyPath | Sequence[Any] = field(
-        metadata=about("Adapters, each with a weight after a colon if it is not 1.", argument=True, metavar="ADAPTER")
+    operands: AnyPath | Sequence[Any] = field(
+        metadata=about(
+            "Adapters, or models with --method; each with a weight after a colon if it is not 1.",
+            argument=True,
+            metavar="OPERAND",
+        )
     )
     out: AnyPath = field(metadata=about("File (its suffix is the format) or folder.", "--out", "-o"))
     _: KW_ONLY
+    method: str | None = field(
+        default=None,
+        metadata=about(
+            "Merge models: linear, slerp, task-arithmetic, ties, dare-linear (or dare), dare-ties.",
+            metavar="METHOD",
+            panel=_MODELS,
+        ),
+    )
+    density: float | None = field(
+        default=None,
+        metadata=about("Share of the differences that TIES and DARE keep, 0 to 1; default 1.", panel=_MODELS),
+    )
+    scale: float | None = field(
+        default=None,
+        metadata=about("Factor of the merged difference (lambda of the papers); default 1.", panel=_MODELS),
+    )
+    seed: int | None = field(
+        default=None, metadata=about("Seed of DARE's choice; default 0.", metavar="N", panel=_MODELS)
+    )
+    weights: AnyPath | None = field(
+        default=None,
+        metadata=about("TOML file of weights and densities by layer, role or name.", metavar="FILE", panel=_MODELS),
+    )
     runtime: str | None = field(
         default=None, metadata=about("Choose the container for a program, such as vllm.", "--for", metavar="RUNTIME")
     )

@@ -25,7 +25,9 @@ from ingot.core.options import about
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
+    from ingot.conversion.merging.view import ModelMerge
     from ingot.core.runtime.progress import ProgressCallback
+    from ingot.model.calibration import Calibration
     from ingot.model.statistics import Statistics
     from ingot.recipes.recipe import Recipe
 
@@ -140,7 +142,7 @@ class ConvertOptions:
             panel=_ROUNDING,
         ),
     )
-    calibration: AnyPath | Statistics | None = field(
+    calibration: AnyPath | Statistics | Calibration | None = field(
         default=None,
         metadata=about(
             "Statistics of this model from `ingot calibrate`, or an importance matrix of llama.cpp, for recipes with a "
@@ -267,6 +269,9 @@ class ConvertOptions:
             "Adapters whose changes are added to the source: paths, pairs of path and weight, or PATH:WEIGHT.",
             command=False,
         ),
+    )
+    models: ModelMerge | None = field(
+        default=None, metadata=about("Models that are merged with the source.", command=False)
     )
     trust_index: bool = field(
         default=False,

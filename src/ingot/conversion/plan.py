@@ -221,7 +221,7 @@ def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decis
                 "tensor only by its name in the result; match both names, or neither",
                 rule="quantizer.matrix",
             )
-        return _plan_rounded(tensor, format, rule)  # rounding_view has rounded it
+        return plan_rounded(tensor, format, rule)  # rounding_view has rounded it
     pruning = inputs.prune.get(tensor.name)
     resized = pruning is not None and full_size(format) and plan_exact(tensor, format, rule) is None
     if choice is None and (pruning is None or pruning.stored) and not resized:
@@ -229,7 +229,7 @@ def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decis
     return plan_encoding_or_keep(tensor, format, rule, choice or DENSE, inputs)
 
 
-def _plan_rounded(tensor: Tensor, format: Format, rule: str) -> Step:
+def plan_rounded(tensor: Tensor, format: Format, rule: str) -> Step:
     """Return the step of a rounded matrix; formats with packed layers refuse to store its values in 16 bits.
 
     Raises ``UnsupportedError`` ``convert.unsupported``.

@@ -40,6 +40,8 @@ class Prepared(Reportable):
         Bytes that were read to build the views.
     without : set of str
         Tensors that the views omit.
+    rounded : Checkpoint or None
+        The view of the source that rounds matrices; None without quantizers.
     original : Checkpoint or None
         The view of the source before rounding; None if it is ``checkpoint``.
     budget : BudgetReport or None
@@ -61,6 +63,7 @@ class Prepared(Reportable):
     without: frozenset[str] = frozenset()
     rounding: Rounding | None = None
     original: Checkpoint | None = None
+    rounded: Checkpoint | None = None
     budget: BudgetReport | None = None
     inexact: frozenset[str] = frozenset()
     account: Account = field(default_factory=Account)

@@ -6,20 +6,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ingot.codecs.range_probe import HALF
 from ingot.codecs.table import stored_exactly
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import decide, layers_of
-from ingot.core.registry import Registry
+from ingot.conversion.round_by_layers import calibration_of
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.calibration import Calibration
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.model.statistics import WINDOW_PREFIX, Statistics
 from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.outcome_text import few, outcome_lines
-from ingot.quantization.tensor import Outcome
+from ingot.quantization.tensor import Outcome, StatisticsSource
 from ingot.recipes.choice import WEIGHT_DTYPES, Choice
 from ingot.recipes.recipe import STATIC_ACTIVATIONS, Recipe, Rotate
 from ingot.stores.location import Location
@@ -30,8 +30,6 @@ from ingot.views.folding.scale import ScaleFolding, ScaleSearch, fold_scales, ha
 from ingot.views.folding.statistics import FoldedStatistics
 from ingot.views.rounded_view import LoadStatistics, Rounding, round_to
 
-# ``ingot.runtime`` imports this package, so that it is imported by name on first use.
-_CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.runtime.calibration.calibrate:statistics_of"),))
 _NO_PREFIX = (
     "the statistics do not declare how their windows begin; those of earlier releases begin without BOS: if the "
     "tokenizer puts BOS before a text, calibrate again"
@@ -74,17 +72,29 @@ class _LazyStatistics:
                 calibration = self._options.calibration
                 if isinstance(calibration, Statistics):
                     self._statistics = calibration
-                elif calibration is not None:
-                    self._statistics = Statistics.open(calibration, self._checkpoint)
+                elif calibration is None or isinstance(calibration, Calibration):
+                    self._statistics = requested_calibration(self._options).collect()
                 else:
-                    calibrate = _CALIBRATE["model"]
-                    self._statistics = calibrate(self._options.src, max_ram=self._options.max_ram)
+                    self._statistics = Statistics.open(calibration, self._checkpoint)
             return self._statistics
+
+    def replace(self, statistics: StatisticsSource) -> None:
+        """Replace the statistics, for matrices that are read from now on."""
+        assert isinstance(statistics, Statistics)
+        with self._lock:
+            self._statistics = statistics
 
     def close(self) -> None:
         """Close the statistics unless the caller passed them in the options."""
         if self._statistics is not None and self._statistics is not self._options.calibration:
             self._statistics.close()
+
+
+def requested_calibration(options: ConvertOptions) -> Calibration:
+    """Return the calibration that the options contain, else one over text that the model generates."""
+    if isinstance(options.calibration, Calibration):
+        return options.calibration
+    return calibration_of(options.src, max_ram=options.max_ram, progress=options.progress)
 
 
 def round_weights(
@@ -105,9 +115,9 @@ def round_weights(
     """
     view = rotate_by_recipe(checkpoint, recipe)
     choices = dict(_choices(view.checkpoint, recipe, options, f16_scales=f16_scales)) if recipe is not None else {}
-    calibration = options.calibration
+    calibration = None if isinstance(options.calibration, Calibration) else options.calibration
     if recipe is None or not choices:
-        if calibration is not None:
+        if options.calibration is not None:
             raise UsageError(
                 "--calibration needs a recipe with a quantizer that hits a matrix, such as q4_0-calibrated",
                 rule="convert.calibration",
@@ -132,6 +142,7 @@ def round_weights(
         dtypes=merged,
         statistics_ready=calibration is not None,
         input_scales=recipe.activations in STATIC_ACTIVATIONS,
+        replace_statistics=statistics.replace if calibration is None else None,
     )
     folded, rounding = fold_model(checkpoint, recipe, rounding)
     return View(round_to(folded, rounding), notes), rounding
@@ -223,13 +234,15 @@ def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tu
         exact = {name: "f32" if name in scaled_names else dtype for name, dtype in dtypes.items()}
         view, rotations = fold_rotations(checkpoint, graph, _options(recipe.rotate), exact)
         checkpoint = view.checkpoint
-        rounding = replace(rounding, load_statistics=_folded_statistics(rounding.load_statistics, rotations))
+        folded = _folded_statistics(rounding.load_statistics, rotations)
+        rounding = replace(rounding, load_statistics=folded, replace_statistics=None)
     if not grids:
         return checkpoint, rounding
     folding = ScaleFolding(checkpoint, graph, grids, rounding.load_statistics, dtypes)
     rounding = replace(
         rounding,
         load_statistics=_folded_statistics(rounding.load_statistics, folding),
+        replace_statistics=None,
         extra_notes=partial(_scale_notes, folding.search),
     )
     return fold_scales(folding, rounding.statistics_id), rounding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from ingot.conversion.block_types import type_notes, with_model_rules
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
 from ingot.conversion.for_runtime import checked_plan, for_runtime, require_held, require_loadable
+from ingot.conversion.merging.view import merged_models
 from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
@@ -43,7 +44,14 @@ from ingot.conversion.report import (
     exactness,
     tensor_reports,
 )
-from ingot.conversion.rounding_view import outcomes_of, round_weights, rounding_notes, with_rotate_option
+from ingot.conversion.round_by_layers import round_by_layers
+from ingot.conversion.rounding_view import (
+    outcomes_of,
+    requested_calibration,
+    round_weights,
+    rounding_notes,
+    with_rotate_option,
+)
 from ingot.conversion.tensor_parallel import (
     existing_results,
     is_complete,
@@ -54,6 +62,7 @@ from ingot.conversion.tensor_parallel import (
     require_packed,
     slice_for,
 )
+from ingot.core.files.atomic import Staging
 from ingot.core.options import takes
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.progress import Progress
@@ -125,7 +134,10 @@ def _convert(options: ConvertOptions, rank: Rank | None) -> ConvertReport:
             facts = SourceFacts.from_source(prepared.source)
             return _report(prepared, existing_results(prepared.plan, prepared.target), facts)
         cluster = _cluster(prepared, options)
-        return run(prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster)
+        begin = partial(_round_by_layers, prepared, options) if cluster is None else None
+        return run(
+            prepared, resources, overwrite=options.overwrite, resume=options.resume, cluster=cluster, begin=begin
+        )
 
 
 def _for_rank(options: ConvertOptions, rank: Rank | None) -> ConvertOptions:
@@ -195,7 +207,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         checkpoint = source.view()
         recipe = with_model_rules(recipe, checkpoint, source.config())
         options = replace(options, recipe=recipe)
-        checkpoint = _with_adapters(source, checkpoint, options)
+        checkpoint = _with_changes(source, checkpoint, options)
         close = checkpoint.close
         _require_weights(source, target, recipe, options)
         require_complete(source, checkpoint, Patterns(tuple(options.drop)))
@@ -253,6 +265,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
             frozenset(without),
             rounding,
             weights.checkpoint,
+            None if rounding is None else rounded.checkpoint,
             inexact=view.inexact,
             account=account,
             runtime=options.runtime,
@@ -272,12 +285,17 @@ def _require_packable_for_mlx(
     require_packable(companion_config(checkpoint.companions, RULE), packed, checkpoint.location)
 
 
-def _with_adapters(source: Source, checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoint:
-    """Return the checkpoint with the adapters of the options, in f32 unless a rotation has to be the only such view."""
-    if not options.adapters:
+def _with_changes(source: Source, checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoint:
+    """Return the checkpoint with the adapters or models of the options.
+
+    Changed tensors are f32 unless a rotation has to be the only such view.
+    """
+    if not options.adapters and options.models is None:
         return checkpoint
     refuse_adapter(source)
     rotates = isinstance(options.recipe, Recipe) and options.recipe.rotate is not None
+    if options.models is not None:
+        return merged_models(checkpoint, options.models, exact=not rotates)
     return with_adapters(checkpoint, options.adapters, exact=not rotates)
 
 
@@ -327,22 +345,46 @@ def _require_weights(source: Source, target: Destination, recipe: Recipe | None,
 
 
 def run(
-    prepared: Prepared, resources: Resources, *, overwrite: bool, resume: bool, cluster: Cluster | None = None
+    prepared: Prepared,
+    resources: Resources,
+    *,
+    overwrite: bool,
+    resume: bool,
+    cluster: Cluster | None = None,
+    begin: Callable[[Staging], None] | None = None,
 ) -> ConvertReport:
     """Execute a prepared conversion by a ``cluster`` or in this process; return its report.
 
-    Raises the errors of ``convert``.
+    ``begin`` is called with the staging folder before the first step. Raises the errors of ``convert``.
     """
     facts = SourceFacts.from_source(prepared.source)
     names = prepared.checkpoint.companions if prepared.target.directory else ()
     with stage(prepared.target, overwrite=overwrite, resume=resume, names=names) as staging:
         target = Target(staging, prepared.target.name, partial(_copy_companions, prepared))
         inputs = (prepared.checkpoint,)
+        if begin is not None:
+            begin(staging)
         if cluster is None:
             return _report(prepared, execute(prepared.plan, inputs, target, resources), facts)
         from ingot.cluster.driver.distribute import distribute
 
         return _report(prepared, distribute(prepared.plan, inputs, target, resources, cluster), facts)
+
+
+def _round_by_layers(prepared: Prepared, options: ConvertOptions, staging: Staging) -> None:
+    """Calibrate and round by layers, if the plan has matrices that need statistics which do not exist yet."""
+    rounding = prepared.rounding
+    if rounding is None or rounding.replace_statistics is None or prepared.rounded is None:
+        return
+    round_by_layers(
+        prepared.rounded,
+        rounding,
+        requested_calibration(options),
+        staging.scratch,
+        resume=options.resume,
+        max_ram=options.max_ram,
+        threads=options.threads,
+    )
 
 
 def _copy_companions(prepared: Prepared, target: bytesource.Target, written: Sequence[str]) -> list[str]:

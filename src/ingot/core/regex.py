@@ -123,7 +123,7 @@ class _Program:
         self._start = self._compiled(parsed, 0, flags)
 
     def is_start(self, state: _State) -> bool:
-        """Return whether the expression matches the remaining text."""
+        """Return whether ``state`` contains the first node, so that the expression matches the text from here on."""
         return bool(state.bits >> self._start & 1)
 
     def step(self, state: _State, position: Position) -> _State:
@@ -205,7 +205,7 @@ class _Program:
         return node
 
     def _test(self, item: Any, flags: int) -> re.Pattern[str]:
-        """Return a compiled expression of ``re`` for one character."""
+        """Return a compiled expression of ``re`` that decides whether one character matches ``item``."""
         key = repr(item), flags
         if key not in self._tests:
             state = _parser.State()

@@ -1,1 +1,1 @@
-"""Differences between a base and its fine-tunes: diff, patch, chains."""
+"""Deltas: the difference between a base and a fine-tune as a file, its application, and chains of deltas."""

@@ -11,10 +11,10 @@ from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.open import Source, open_delta
 from ingot.core.border import bordered
 from ingot.core.runtime.parallel import Workers, default_workers, ordered
-from ingot.delta.chain import link_of
 from ingot.delta.in_place import Application, State, restore_objects
 from ingot.delta.state import shared_array
 from ingot.delta.undo import TensorUndo
+from ingot.engine.delta_chain import link_of
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
@@ -40,11 +40,11 @@ class Applied:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the undo logs, without tensors that were replaced or removed."""
+        """The number of bytes of the undo logs, without tensors that were replaced or removed."""
         return sum(undo.nbytes for undo in (self.undo or {}).values())
 
     def revert(self) -> None:
-        """Restore the previous values of the state dict; see ``ingot.revert``."""
+        """Restore the values that the state dict had before the delta, as ``ingot.revert`` does."""
         revert(self.state, self)
 
     def close(self) -> None:
@@ -118,7 +118,10 @@ def apply_delta(
 def _applied(
     state: State, delta: Checkpoint, source: Source | None, proofs: tuple[bool, bool | None], undo: bool, workers: int
 ) -> Applied:
-    """Apply an opened delta; ``proofs`` are ``verify_base`` and ``verify``. On failure a given source is closed."""
+    """Apply an opened delta to ``state``; ``proofs`` are the options ``verify_base`` and ``verify``.
+
+    On failure ``source`` is closed, if given.
+    """
     verify_base, verify = proofs
     try:
         with _checking_file(delta):

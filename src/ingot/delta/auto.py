@@ -77,11 +77,11 @@ RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate's estimated size in bytes for the full tensor, and its relative squared error.
+    """A candidate for storing a tensor's difference: its estimated size in bytes, and its squared error.
 
-    An ``error`` of 1 is that of storing nothing. ``weighted_error`` counts the missing part of the difference
-    ``SHORTFALL`` times. The component of the stored difference along the true one shows what is missing; the rest is
-    noise.
+    ``error`` is relative: 1 is the error of storing nothing. ``weighted_error`` counts the part of the difference that
+    is missing ``SHORTFALL`` times. The component of the stored difference along the true one shows which part is
+    missing; the remaining error is noise.
     """
 
     storage: Storage
@@ -92,7 +92,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A tensor's candidates, and the weight of its error in the sum over all tensors."""
+    """The candidates that were tried for a tensor, and the weight of its error in the sum over all tensors."""
 
     name: str
     weight: float
@@ -139,7 +139,7 @@ def choose(
 
 
 def require_one(target_size: float | str | None, max_error: float | None) -> None:
-    """Raise ``UsageError`` ``delta.target`` unless exactly one of the two limits is given."""
+    """Raise ``UsageError`` ``delta.target`` unless exactly one of ``target_size`` and ``max_error`` is given."""
     if (target_size is None) == (max_error is None):
         raise UsageError("expected a target size or a largest error for strategy auto", rule="delta.target")
     if max_error is not None and not 0 <= max_error < inf:
@@ -160,7 +160,7 @@ def choose_storages(
 
 
 def measure_pair(pair: TensorPair) -> Measured:
-    """Measure the rows that a pair shares; see ``measure``."""
+    """Return the measurement (``measure``) of the rows that both tensors of ``pair`` have."""
     return measure(*pair.shared())
 
 
@@ -206,7 +206,7 @@ def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
 
 
 def exact_bytes(old: Array, new: Array, dtype: str) -> int:
-    """Return the bytes of the exact difference of two arrays of one element type."""
+    """Return the number of bytes of the exact difference of two arrays of one element type."""
     encoder = delta_codec(EXACT.codec).encoder(old.shape, dtype, EXACT.options)
     return sum(part.nbytes for part in encoder.encode(old, new).values())
 
@@ -248,7 +248,10 @@ def _weighted_error(error: float, along: float) -> float:
 
 
 def _size(storage: Storage, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
-    """Return the bytes of the full tensor: exact if they do not depend on values, else scaled from the sample."""
+    """Return the bytes that the difference of the full tensor ``tuned`` takes in ``storage``.
+
+    The size is exact if it does not depend on values; otherwise it is scaled from ``parts``, those of a sample.
+    """
     if storage.encoding == "raw":
         full_encoder = CODECS[storage.codec].encoder(tuned.shape, "f32", storage.options)
         lengths = [part.length for part in full_encoder.parts]
@@ -287,7 +290,7 @@ def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Tria
 
 
 def _differences(base: Tensor, tuned: Tensor) -> Iterator[Array]:
-    """Yield the difference's rows in chunks."""
+    """Yield ``tuned - base`` in chunks of rows, float32."""
     matrix = tuned.matrix_shape
     step = max(1, _CHUNK // max(matrix[1], 1))
     for old, new in zip(chunks(base, matrix, step), chunks(tuned, matrix, step), strict=True):
@@ -311,7 +314,7 @@ def _within(item: Measured, max_error: float) -> Trial:
 
 
 def _hull(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the lower convex hull by ascending size; each step reduces the weighted error less per byte."""
+    """Return the trials on the lower convex hull of weighted error over size, by ascending size."""
     hull: list[Trial] = []
     for trial in sorted(trials, key=lambda trial: (trial.size, trial.weighted_error)):
         if hull and trial.weighted_error >= hull[-1].weighted_error:

@@ -48,9 +48,9 @@ def _trials(measured: Measured, tuned: Tensor, statistics: StatisticsSource) -> 
 
 
 def _weighted_error(storage: Storage, trial: Trial) -> float:
-    """Return the weighted error of a calibrated storage.
+    """Return the weighted error of a calibrated storage, given the trial of the plain one.
 
-    Such a storage keeps the difference's norm, so that no part counts as missing.
+    A calibrated storage keeps the difference's norm, so that no part counts as missing.
     """
     if storage == SIGNS:  # the plain error of signs is 2 - 2c, with c their cosine with the difference
         return 1 / max(1 - trial.error / 2, 0.5) ** 2 - 1
@@ -72,7 +72,7 @@ def calibrated_equivalent(storage: Storage, cols: int) -> Storage | None:
 
 
 def _size(storage: Storage, tuned: Tensor, statistics: StatisticsSource) -> float | None:
-    """Return the bytes of the full difference; None if they equal those of the plain storage."""
+    """Return the bytes of a difference in a calibrated ``storage``; None if they equal those of the plain storage."""
     if storage.encoding != "raw" or storage.codec == LOW_RANK:
         return None
     assert storage.quantizer is not None

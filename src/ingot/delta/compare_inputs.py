@@ -10,9 +10,9 @@ from ingot.artifacts import identity
 from ingot.artifacts.identity import COMPARED_AT_ONCE
 from ingot.codecs.delta.sparse_patch import as_unsigned
 from ingot.core.runtime.progress import Progress
-from ingot.delta.chain import require_decoders
 from ingot.delta.pairs import PairExecutor, PairMap, TensorPair
 from ingot.engine.chunks import chunks, matrix_of
+from ingot.engine.delta_chain import require_decoders
 from ingot.engine.fit import is_opaque, paired_chunks, rows_of, window
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
@@ -35,9 +35,9 @@ def same_tensors(pairs: Mapping[str, TensorPair], executor: PairExecutor, progre
 
 
 def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], container: str) -> None:
-    """Refuse tensors of only one side and other shapes, for containers without them; for patches also other dtypes.
+    """Raise ``UnsupportedError`` ``delta.keys`` unless base and fine-tune have the same names and shapes.
 
-    Raises ``UnsupportedError`` ``delta.keys``.
+    Called for a ``container`` that cannot describe such changes. For sparse patches the dtypes must be equal too.
     """
     for name in (*(name for name in base if name not in tuned), *(name for name in tuned if name not in base)):
         raise _keys(container, "the same tensors in base and fine-tune", "one in only one of them", name)
@@ -74,7 +74,7 @@ def count_changed(pair: TensorPair) -> int:
 
 
 def check_inputs(*checkpoints: Checkpoint) -> None:
-    """Refuse inputs without values: deltas, and tensors without a decoder."""
+    """Raise an error for a checkpoint that is a delta, or that has tensors without a decoder."""
     for checkpoint in checkpoints:
         if KEY in checkpoint.metadata:
             raise UsageError(

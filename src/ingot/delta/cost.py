@@ -22,9 +22,9 @@ from ingot.core.numeric.stats import ErrorStats, measure
 from ingot.core.parsing.strictjson import preload
 from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.core.runtime.progress import Progress, ProgressCallback
-from ingot.delta.chain import link_of, stages
 from ingot.delta.report import TensorDiff, tensors_table
 from ingot.engine.chunks import chunks
+from ingot.engine.delta_chain import link_of, stages
 from ingot.engine.patch_step import PatchChain
 from ingot.errors import IntegrityError
 from ingot.model.tensor import Array, Tensor
@@ -91,7 +91,10 @@ class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A tensor of the fine-tune, its chain of patches from the base, and the delta's operation and tensor for it."""
+    """A tensor whose cost is computed: the fine-tune's tensor and its chain of patches from the base.
+
+    ``op`` and ``stored`` are the delta's operation and tensor for it.
+    """
 
     route: PatchChain
     tuned: Tensor
@@ -180,7 +183,9 @@ def _values(route: PatchChain, tuned: Tensor) -> tuple[bool, ErrorStats]:
 
 
 def _pairs(route: PatchChain, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
-    """Yield the computed and the expected values in chunks of full rows, which every codec supports."""
+    """Yield the values after patching and the fine-tune's values, in chunks of full rows, which every codec
+    supports.
+    """
     if route.resized and len(route.shape) < 2:  # one row, of another length in the base
         yield np.concatenate([*route.chunks()]).reshape(1, -1), tuned.numpy().reshape(1, -1)
         return

@@ -128,7 +128,7 @@ def _advice(changed: list[TensorPair], refused: str, limit: int, workers: int) -
 
 
 def _size(pair: TensorPair, strategy: str) -> float:
-    """Return the approximate bytes that a strategy of a ``.zt`` takes for a tensor, by a sample if necessary."""
+    """Return the approximate bytes that ``strategy`` takes in a ``.zt`` for a tensor, by a sample if necessary."""
     assert pair.tuned is not None
     tuned = pair.tuned
     if not (pair.is_same_type or pair.is_comparable):
@@ -205,7 +205,7 @@ def diff(options: DiffOptions) -> DiffReport:
 
 
 def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *, is_distributed: bool) -> None:
-    """Refuse a state dict if a run needs files."""
+    """Raise an error for a state dict if the run needs files: with workers, or with ``resume``."""
     if not isinstance(weights, Mapping):
         return
     if is_distributed:
@@ -215,7 +215,9 @@ def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *,
 
 
 def _require_calibrated(options: DiffOptions, target: Destination, *, is_distributed: bool) -> None:
-    """Refuse statistics that the strategy, the container or the engine does not use."""
+    """Raise ``UsageError`` ``delta.calibration`` for statistics that the strategy, the container or the engine
+    ignores.
+    """
     if options.calibration is None:
         return
     strategies = (*CALIBRATED, AUTO)
@@ -238,7 +240,7 @@ def _pool(options: DiffOptions) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The plan of the stored tensors, the delta's description, and whether each tensor of the fine-tune is exact."""
+    """The result of planning: the steps of the stored tensors, the delta's description, and exactness by tensor."""
 
     plan: Plan
     info: DeltaInfo
@@ -246,7 +248,7 @@ class _Planned:
 
 
 class _Diff:
-    """One run of ``diff``."""
+    """The state of one call of ``diff``."""
 
     def __init__(
         self,
@@ -341,7 +343,7 @@ class _Diff:
         return dict(zip(names, self._executor.map(digest_of, names, [(side,)] * len(names)), strict=True))
 
     def _plan(self) -> _Planned:
-        """Find the equal tensors, choose how the others are stored, and plan the steps."""
+        """Find the equal tensors, choose how the others are stored, and return the plan of their steps."""
         if self._wdelta:
             self._shards = parent_orders(self._base, sorted(self._tuned)).get("shards")
         else:
@@ -391,7 +393,7 @@ class _Diff:
         return self._destination.format.metadata({**metadata, KEY: info.to_metadata()})
 
     def _choose_auto(self) -> dict[str, Storage]:
-        """Choose how each tensor's difference is stored, for strategy ``auto``."""
+        """Return the storage of each tensor's difference that strategy ``auto`` chooses."""
         changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
         measured = {item.name: self._pairs[item.name] for item in changed if self._is_measured(item)}
         pairs = [pair.shared() for pair in measured.values()]
@@ -415,7 +417,7 @@ class _Diff:
         return choose(pairs, workers=workers, **limits)
 
     def _measure_calibrated(self, base: Tensor, tuned: Tensor) -> Measured:
-        """Measure calibrated storages too, if base and fine-tune have one shape."""
+        """Return measurements of a pair of tensors, with calibrated storages if both have one shape."""
         from ingot.delta.calibrated_auto import measure_calibrated
 
         full_base, full_tuned = self._pairs[tuned.name].tensors
@@ -429,7 +431,10 @@ class _Diff:
         return (pair.is_same_type or pair.is_comparable) and not is_opaque(tensor)
 
     def _exact_casts(self) -> dict[str, Storage]:
-        """Store tensors exactly that only differ from the base by a cast or by rows: such differences are tiny."""
+        """Return the storage ``EXACT`` for tensors that differ from the base only by a cast or by rows.
+
+        Their exact differences are tiny.
+        """
         if self._destination.format.name != "zt" or self._strategy in ("exact", *EVERY):
             return {}
         names = [name for name, pair in self._pairs.items() if pair.is_comparable]

@@ -18,10 +18,10 @@ from ingot.core.bytes.checksums import Blake3, hex_of
 from ingot.core.numeric.buffers import recycling, scratch
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.core.runtime.parallel import check_cancelled, ordered
-from ingot.delta.chain import Link, next_stage
 from ingot.delta.parent import matching_order
 from ingot.delta.state import address, as_framework, element_type, same_stored, shared_array, tied_names
 from ingot.delta.undo import TensorUndo
+from ingot.engine.delta_chain import Link, next_stage
 from ingot.engine.patch_step import PatchChain
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.model.part import CHUNK
@@ -37,14 +37,17 @@ State = MutableMapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The changes of a run: undo logs by name (None without ``undo``), and replaced objects of the state dict."""
+    """The changes that an application made to a state dict.
+
+    ``undo`` are the logs by name, None if none were recorded. ``replaced`` are the objects that the mapping had before.
+    """
 
     undo: dict[str, TensorUndo] | None
     replaced: dict[str, Any] = field(default_factory=dict)
 
 
 def restore_objects(state: State, replaced: Mapping[str, Any]) -> None:
-    """Restore the objects that the mapping held before."""
+    """Put the objects in ``replaced`` back into the state dict, and delete names that it did not have."""
     for name, value in replaced.items():
         if value is _MISSING:
             state.pop(name, None)
@@ -71,7 +74,7 @@ class Application:
         self._digests: dict[str, str] = {}
 
     def _before(self) -> dict[str, PatchChain]:
-        """Return the state dict as stage 0.
+        """Return the state dict's tensors as chains of stage 0.
 
         A name that repeats the memory of another name is included only if the delta has a tensor for it.
         """
@@ -112,7 +115,7 @@ class Application:
             )
 
     def _is_unchanged(self, name: str) -> bool:
-        """Return whether a tensor of the base is also one of the result."""
+        """Return whether the delta neither changes nor replaces the base's tensor ``name``."""
         route = self.routes.get(name)
         return route is not None and not route.layers and not route.first_stage
 
@@ -193,7 +196,7 @@ class Application:
         return objects
 
     def _owned(self, route: PatchChain) -> Any:
-        """Return a new tensor of the state dict's framework."""
+        """Return a new tensor with the values of a chain, as an object of the state dict's framework."""
         array = route.origin.numpy() if route.first_stage else _compute(route)
         if self._promised is not None:
             running = Blake3()
@@ -241,7 +244,7 @@ class Application:
 
 
 def _stored(route: PatchChain) -> Tensor:
-    """Return the delta's tensor that a chain of patches ends with, or its origin if the delta does not change it."""
+    """Return the tensor of the last delta in a chain; the chain's origin if no delta changes it."""
     return route.layers[-1].tensor if route.layers else route.origin
 
 

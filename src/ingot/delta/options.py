@@ -39,7 +39,7 @@ ENGINE = about_engine("the bytes are the same. --max-ram and --threads are each 
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """The inputs and the output of a diff, and how differences are stored."""
+    """The options of ``diff``: inputs, output, and how differences are stored."""
 
     base: AnyPath | StateDict = field(
         metadata=about("The weights that the fine-tune started from: file or folder.", argument=True)
@@ -99,7 +99,7 @@ class DiffOptions:
 
 @dataclass(frozen=True, slots=True)
 class PatchOptions:
-    """The base, the deltas and the output of a patch, and which identities are checked."""
+    """The options of ``patch``: the base, the deltas, the output, and which identities are checked."""
 
     base: AnyPath = field(
         metadata=about("The weights that the first delta was made from: file or folder.", argument=True)

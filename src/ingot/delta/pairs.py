@@ -37,7 +37,7 @@ class TensorPair:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Both tensors, which must exist."""
+        """The base's tensor and the fine-tune's tensor, which must both exist."""
         assert self.base is not None
         assert self.tuned is not None
         return self.base, self.tuned
@@ -68,13 +68,15 @@ class TensorPair:
 
     @property
     def added_nbytes(self) -> int:
-        """Stored bytes of the rows that only the fine-tune's tensor has; the tensors must be comparable."""
+        """The number of stored bytes of the rows that only the fine-tune's tensor has; the tensors must be
+        comparable.
+        """
         base, tuned = self.tensors
         return tuned.nbytes * max(tuned.size - base.size, 0) // max(tuned.size, 1)
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of both tensors."""
+        """The number of stored bytes of both tensors."""
         return sum(tensor.nbytes for tensor in (self.base, self.tuned) if tensor is not None)
 
 
@@ -129,7 +131,7 @@ class LocalExecutor:
     def map(
         self, function: Callable[..., R], names: Sequence[str], arguments: Sequence[tuple[Any, ...]] = ()
     ) -> Iterator[R]:
-        """Call the function for each name; see ``PairExecutor.map``."""
+        """Yield ``function(pair, *arguments[i])`` for each name in order, computed by threads of this process."""
         calls = zip(names, arguments or [()] * len(names), strict=True)
         return ordered(lambda call: function(self._pairs[call[0]], *call[1]), calls, self._workers)
 

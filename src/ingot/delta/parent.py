@@ -118,7 +118,7 @@ def _call(read: Callable[[], Buffer]) -> Buffer:
 
 
 def _reads(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool) -> Iterator[Callable[[], Buffer]]:
-    """Yield functions that read the next bytes; the caller calls them in this order, on one thread."""
+    """Yield functions that return the next bytes to hash; the caller calls them in this order, on one thread."""
     for name in order:
         encoded = name.encode("utf-8", "surrogatepass")
         yield partial(bytes, encoded)

@@ -23,10 +23,10 @@ from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
-from ingot.delta.chain import Link, Routes, link_of, stages
 from ingot.delta.options import PatchOptions
 from ingot.delta.proof import Proof
 from ingot.delta.report import PatchReport
+from ingot.engine.delta_chain import Link, Routes, link_of, stages
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.patch_step import Patch, PatchChain, result_tensor
 from ingot.engine.resources import Resources
@@ -93,7 +93,7 @@ def patch(options: PatchOptions) -> PatchReport:
 
 
 def _destination(out: Location, format: str | None, base: Source) -> Destination:
-    """Return the destination.
+    """Return the destination of a patch's result.
 
     A folder without a stated format gets the base's format, or ``safetensors`` if the base has packed layers.
     """
@@ -106,7 +106,7 @@ def _destination(out: Location, format: str | None, base: Source) -> Destination
 
 
 class _Patch:
-    """One run of ``patch``."""
+    """The state of one call of ``patch``."""
 
     def __init__(self, sources: Sequence[Source], target: Destination, options: PatchOptions) -> None:
         self._sources = sources
@@ -160,7 +160,7 @@ class _Patch:
         )
 
     def _cast(self, plan: Plan) -> str | None:
-        """Return the element type that values were rounded to at the caller's request; None if none were."""
+        """Return the element type of option ``dtype`` if values were rounded to it; None if none were."""
         if self._options.dtype is None:
             return None
         rounds = any(isinstance(step, Patch) and not step.encoder.lossless for step in plan.steps)
@@ -218,6 +218,6 @@ class _Patch:
 
 
 def _largest(route: PatchChain) -> Tensor:
-    """Return the largest tensor of a chain: its origin, or a delta's tensor whose shape differs from the origin's."""
+    """Return the tensor of the most elements in a chain: its origin, or a delta's tensor of another shape."""
     resized = [layer.tensor for layer in route.layers if layer.shape != route.origin.shape]
     return max(route.origin, *resized, key=lambda tensor: tensor.size) if resized else route.origin

@@ -87,8 +87,8 @@ def _narrows(tensor: Tensor, dtype: str) -> bool:
 class PlannedDiff:
     """The change of a tensor of the fine-tune, and the step that stores it.
 
-    ``digest`` is the digest of values that are only copied, ``rounded`` the storage of a difference that a quantizer
-    rounds.
+    ``digest`` is the digest of the values if they are only copied. ``rounded`` is the storage if a quantizer rounds the
+    difference.
     """
 
     change: Change
@@ -115,7 +115,9 @@ class DiffPlanner:
 
     @property
     def auto(self) -> bool:
-        """Whether ``auto`` measures storages; tensors without a measured storage are stored exactly."""
+        """Whether the strategy is ``auto``, which measures storages; tensors without a measurement are stored
+        exactly.
+        """
         return self.strategy == AUTO and self.container == "zt"
 
     def matrix_storage(self) -> Storage:
@@ -228,7 +230,10 @@ class DiffPlanner:
         return self._checked(change, step, rounded=rounded)
 
     def _applied(self, base: Tensor, tensor: Tensor) -> Change:
-        """Return the change by a difference; a ``.wdelta`` cannot record the base's type or shape."""
+        """Return the ``Change`` for a tensor stored as a difference.
+
+        A ``.wdelta`` cannot record the base's type or shape.
+        """
         retyped = base.dtype != tensor.dtype
         resized = base.shape != tensor.shape
         if self.container == "wdelta":
@@ -255,7 +260,7 @@ def _replaced(tensor: Tensor) -> Change:
 
 
 def _over_rows(storage: Storage, base: tuple[int, ...], tuned: tuple[int, ...]) -> Storage:
-    """Return the storage of an inexact difference between tensors with different numbers of rows."""
+    """Return the storage of an inexact difference, given the shapes of base and fine-tune, whose rows differ."""
     if len(tuned) < 2:
         return EXACT
     return over_added_rows(storage, base[0]) if base[0] < tuned[0] else storage

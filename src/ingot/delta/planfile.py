@@ -15,8 +15,8 @@ from ingot.artifacts.open import open_delta, open_source, weights_of
 from ingot.cluster.driver.distribute import StepsType
 from ingot.conversion.planfile import RULE, VERSION, SourceData, TargetData, read_plan, require_same
 from ingot.core.parsing.strictjson import preload
-from ingot.delta.chain import link_of, stages
 from ingot.engine.data import StepData, bind_steps, from_json_value, parse_specs, step_data, to_json_value
+from ingot.engine.delta_chain import link_of, stages
 from ingot.engine.patch_step import PatchChain
 from ingot.engine.work import Plan, Step
 from ingot.errors import INGOT_VERSION, FormatError
@@ -45,7 +45,7 @@ class DeltaPlanData(Struct, frozen=True, forbid_unknown_fields=True, rename={"op
 
 
 def source_data(checkpoint: Checkpoint, url: str, io: str, verify: bool, limit: int | str | None) -> SourceData:
-    """Return a plan's entry for a source; ``limit`` is ``max_decompressed``."""
+    """Return a plan's entry for the opened source ``checkpoint``; ``limit`` is ``max_decompressed``."""
     return SourceData(url, io, verify, limit, checkpoint.identity())
 
 

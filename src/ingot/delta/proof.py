@@ -14,9 +14,9 @@ from ingot.artifacts.identity import TensorId, content_of, tensor_digest
 from ingot.core.bytes.checksums import Blake3, Sha256, hex_of
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.core.runtime.parallel import ordered
-from ingot.delta.chain import Link, Routes
 from ingot.delta.observe import PARENT
 from ingot.delta.parent import matching_order, parent_orders
+from ingot.engine.delta_chain import Link, Routes
 from ingot.engine.execute import Observer
 from ingot.engine.hashing import HashFactories, HashFactory, HashThread, ParentHash, TensorHashes
 from ingot.engine.patch_step import Patch, PatchChain
@@ -86,7 +86,7 @@ class Proof(Observer):
         return self._order(min(self._parents)) if self._parents else None
 
     def _order(self, stage: int) -> Sequence[str]:
-        """Return the likeliest order of tensors in a stage's parent hash."""
+        """Return the order of names in which the parent hash of a stage is most likely computed."""
         if stage in self._orders:
             return self._orders[stage]
         names = list(self._links[stage].checkpoint)
@@ -141,9 +141,9 @@ class Proof(Observer):
         return None
 
     def explain(self, error: CodecError) -> None:
-        """Check whether a delta could not be applied because the base is a different one.
+        """Raise ``IntegrityError`` ``delta.base`` if ``error``, of applying a delta, is due to a wrong base.
 
-        Raises ``IntegrityError`` ``delta.base`` in this case.
+        The base is hashed to find out. If the base is right, the function returns.
         """
         for stage in sorted({*self._contents, *self._parents} - {len(self._links)}):
             expected = self._contents.get(stage) or self._parents[stage]
@@ -173,7 +173,9 @@ class Proof(Observer):
             )
 
     def _is_value_of(self, stage: int, step: Patch) -> bool:
-        """Return whether the step computes the values that its tensor has at ``stage``."""
+        """Return whether ``step`` computes the values that its tensor has at ``stage``, and the stage covers the
+        tensor.
+        """
         covered = stage in self._contents or step.spec.name in self._links[stage].info.tensors
         return covered and step.route.first_stage <= stage  # no later delta replaces the tensor
 
@@ -196,7 +198,10 @@ class Proof(Observer):
         return {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self._stages[stage].items()}
 
     def _parent(self, stage: int, order: Sequence[str] | None = None) -> str:
-        """Return the parent hash of a stage in an extra pass, by default over tensors in the likeliest order."""
+        """Return the parent hash of a stage, computed in an extra pass over its tensors in ``order``.
+
+        By default this is the likeliest order.
+        """
         running = Sha256()
         for name in self._order(stage) if order is None else order:
             running.update(name.encode("utf-8", "surrogatepass"))

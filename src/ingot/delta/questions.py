@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @preload
 class PlannerFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """The locations of a base and a fine-tune, and the planner of their difference."""
+    """The argument of workers that plan differences: the locations of base and fine-tune, and the planner's fields."""
 
     base: str
     tuned: str
@@ -100,7 +100,10 @@ class ClusterExecutor:
     def map(
         self, function: Callable[..., R], names: Sequence[str], arguments: Sequence[tuple[Any, ...]] = ()
     ) -> list[R]:
-        """Call a function of ``pair_question``; see ``PairExecutor.map``. Raises the errors of ``ask``."""
+        """Return ``function(pair, *arguments[i])`` for each name, computed by the pool's workers.
+
+        The function must be supported by ``pair_question``. Raises the errors of ``ask``.
+        """
         calls = zip(names, arguments or [()] * len(names), strict=True)
         queries = [Query(self._indices[name], name, self._pairs[name].nbytes, values) for name, values in calls]
         self._progress.total += sum(item.nbytes for item in queries)

@@ -135,12 +135,12 @@ class DiffReport(Reportable):
 
     @property
     def ops(self) -> Counts:
-        """How many tensors have each operation: apply, replace, same."""
+        """The number of tensors with each operation: apply, replace, same."""
         return dict(Counter(tensor.op for tensor in self.tensors))
 
     @property
     def short(self) -> list[TensorDiff]:
-        """Tensors of whose difference patching restores less than half, the worst first."""
+        """The tensors whose patched values restore less than half of the difference, the worst first."""
         lossy = [tensor for tensor in self.tensors if tensor.unrestored is not None and tensor.unrestored > HALF]
         return sorted(lossy, key=lambda tensor: -(tensor.unrestored or 0))
 
@@ -213,7 +213,7 @@ class PatchReport(Reportable):
     cast: str | None = None
 
     def report(self) -> Report:
-        """Return all figures."""
+        """Return a report with all figures."""
         lines = [
             Line("{base} + {chain} -> {destination} ({format})"),
             Line("{tensors}: {ops}", "tensors"),

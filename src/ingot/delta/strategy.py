@@ -55,7 +55,7 @@ GROUPS = (64, 96, 32)
 
 
 def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **extra: Any) -> Storage:
-    """Return the storage of a difference that is rounded with both factors (second moments of inputs and outputs)."""
+    """Return the storage of a difference that the quantizer ``two-sided`` rounds with statistics."""
     return Storage(codec, {"bits": bits, "group": group, **extra}, encoding, TWO_SIDED)
 
 
@@ -121,7 +121,10 @@ def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, contai
 
 
 def over_added_rows(storage: Storage, rows: int) -> Storage:
-    """Return the storage of a difference over the ``rows`` shared rows, with added rows stored unchanged."""
+    """Return the storage of a difference whose fine-tune has more rows than the base.
+
+    The first ``rows`` rows, which both have, are stored by ``storage``, and the added rows unchanged.
+    """
     options = {"rows": rows, "inner": storage.codec, "options": dict(storage.options)}
     return Storage(DELTA_ROWS, options, storage.encoding)
 
@@ -138,14 +141,14 @@ _INTEGERS = 3e-6
 
 @dataclass(frozen=True, slots=True)
 class RoundingEstimate:
-    """The matrices that will be rounded with statistics, their weights, and the approximate seconds."""
+    """An estimate of the time for rounding matrices: how many there are, their weights, and the seconds."""
 
     matrices: int
     weights: int
     seconds: float
 
     def describe(self) -> str:
-        """Return the estimate as text."""
+        """Return the estimate as one sentence."""
         hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
         duration = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
         return (

@@ -29,13 +29,13 @@ _SPARSE_FACTOR = 8  # a sparse log is used if at most one of this many elements 
 
 
 class Log(Protocol):
-    """The difference between two arrays."""
+    """A record of how an array differs from a similar one."""
 
     @property
     def nbytes(self) -> int: ...
 
     def put_back(self, start: Array, out: Array) -> None:
-        """Write the second array into ``out``, given the first as ``start``; ``out`` may be ``start`` itself."""
+        """Write the end of the log into ``out``, given its ``start``; ``out`` may be ``start`` itself."""
         ...
 
 
@@ -110,7 +110,7 @@ def _as_unsigned(array: Array) -> Array:
 
 
 def _narrow(values: Array, letter: str) -> Array:
-    """Return integers in the smallest type that holds them all; ``letter`` is ``i`` or ``u``."""
+    """Return integers in the smallest type of 1 to 8 bytes that holds them; ``letter`` is ``i`` or ``u``."""
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     for size in (1, 2, 4):
         limits = np.iinfo(f"{letter}{size}")
@@ -146,7 +146,7 @@ class TensorUndo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the logs."""
+        """The number of bytes of the tensor's logs."""
         return sum(log.nbytes for log in self.logs)
 
     def change(self, rows: Array, reader: RowReader) -> None:
@@ -202,7 +202,7 @@ class TensorUndo:
 
 
 def _subtract(reader: RowReader, rows: Array, out: Array) -> None:
-    """Write ``rows`` less the next differences into ``out``."""
+    """Write ``rows`` minus the next differences of ``reader`` into ``out``, rounded once."""
     if isinstance(reader, BatchAddingReader) and fusible(rows, out):
         reader.subtract_from(rows, out)
         return

@@ -19,10 +19,10 @@ from ingot.model.tensor import Array, Tensor
 
 
 def matrix_of(tensor: Tensor, *codecs: str) -> tuple[int, int]:
-    """Return the matrix shape by which ``tensor`` is split into chunks, for its codec and ``codecs``.
+    """Return the rows and columns by which ``tensor`` is split into chunks of rows.
 
-    Chunks consist of full rows in general. If every codec is elementwise, they consist of single elements (one column),
-    so that a long row can be split too.
+    This is the matrix shape of the tensor. If its codec and all ``codecs`` are elementwise, it is one column of single
+    elements, so that a long row can be split too.
     """
     for codec in (tensor.codec, *codecs):
         if codec not in CODECS or not CODECS[codec].elementwise:
@@ -65,7 +65,7 @@ def largest_magnitude(tensor: Tensor) -> float:
 
 
 def weight(tensor: Tensor) -> int:
-    """Return the work of reading a tensor's values in bytes, for ``ordered_together``.
+    """Return an estimate of the work of reading a tensor, in bytes: the weight of an item of ``ordered_together``.
 
     It is at least ``HEAVY`` for tensors on another machine.
     """

@@ -69,7 +69,7 @@ def spec_data(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _part_data(part: PartSpec) -> dict[str, Any]:
-    """Return the result of ``dataclasses.asdict``, ten times as fast."""
+    """Return a part's fields as JSON values: the result of ``dataclasses.asdict``, ten times as fast."""
     return {
         "role": part.role,
         "dtype": part.dtype,
@@ -142,7 +142,7 @@ RULE = "plan.step"
 
 @preload
 class StepData(Struct, frozen=True, forbid_unknown_fields=True, rename={"step_type": "kind"}):
-    """A parsed result of ``step_data``.
+    """The data of a step, parsed from JSON.
 
     ``step_type`` has the key ``kind`` in JSON. ``hashed`` contains the points at which values are hashed.
     """
@@ -165,7 +165,7 @@ def bind_steps(
     format: Format,
     routes: Mapping[str, PatchChain] = MappingProxyType({}),
 ) -> Iterator[Step]:
-    """Yield runnable steps.
+    """Yield the steps that ``steps`` describe, with the tensors of the open ``sources``, so that they can run.
 
     The sources of a patch are the base and its deltas, and ``routes`` has the chains of its tensors. The sources of a
     diff are the base and the fine-tune.
@@ -266,7 +266,7 @@ def _patch(data: StepData, routes: Mapping[str, PatchChain]) -> Patch:
 
 
 def _encoding(spec: Mapping[str, Any]) -> str:
-    """Return the encoding of a spec's parts; all parts that are not raw have the same encoding."""
+    """Return the encoding of a spec's compressed parts, which is the same for all; ``raw`` if no part is compressed."""
     encodings = {str(part["encoding"]) for part in spec["parts"]}
     return "raw" if encodings <= {"raw"} else max(encodings)
 

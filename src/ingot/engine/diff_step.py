@@ -68,9 +68,11 @@ class Diff(Step):
         return cost.by_rows(matrix, per_element * matrix[1], cost.fixed_cost(self.base, tensor), budget, step)
 
     def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """Return the rows and the unit of ``Step.row_ranges``; see ``Encode.row_ranges``.
+        """Return the number of rows, and the unit of which workers' ranges are multiples; None if workers cannot share
+        the step.
 
-        Workers also do not share a tensor if the digest of the patched values is required and the delta is lossy.
+        The conditions are those of ``Encode.row_ranges``. Workers also do not share a tensor if the digest of the
+        patched values is required and the delta is lossy.
         """
         encoder = self.encoder
         pair = (self.base, self.tensor)
@@ -87,7 +89,7 @@ class Diff(Step):
         return matrix_of(self.tensor) if elementwise else self.tensor.matrix_shape
 
     def _unit(self, matrix: tuple[int, int]) -> int:
-        """Return the number of rows of which every chunk's start is a multiple."""
+        """Return the row alignment of chunks: each chunk must begin at a multiple of this number of rows."""
         step = self.encoder.step
         return step // gcd(step, matrix[1]) if self.codec.elementwise and matrix[1] else step
 

@@ -86,7 +86,7 @@ def _compare(plan: Plan, catalog: Catalog, location: str) -> None:
 
 
 def _difference(tensor: Tensor, spec: TensorSpec) -> str:
-    """Return the difference between a tensor in the file and its plan; empty if there is none.
+    """Return how a written tensor differs from ``spec``, its planned form, as text; empty if it does not.
 
     The dtype is compared for dense tensors only, because formats of packed layers state it for the folder or by the
     dtype of scales. Part sizes are compared if the tensor has the planned layout: a format may store equal numbers in
@@ -132,7 +132,10 @@ class Input(Protocol):
 
 
 class Observer:
-    """Observes values during execution. The base class does nothing."""
+    """Methods that ``execute`` calls during a run: to hash values, to check the results, to explain errors.
+
+    The base class observes nothing.
+    """
 
     def points(self, step: Step) -> Sequence[int]:
         """Return the points of a step, such as ``RESULT`` for the patched values, at which a digest of the values is
@@ -158,7 +161,7 @@ class Observer:
         return None
 
     def explain(self, error: CodecError) -> None:
-        """Raise a more helpful error than the one that ended the run, if there is one."""
+        """Raise a better error than ``error``, which ended the run, if the observer knows one; else return."""
 
 
 @contextmanager
@@ -260,7 +263,7 @@ def _require_whole(inputs: Sequence[Input]) -> None:
 
 
 class _Run:
-    """One run of a plan into a staging folder."""
+    """The execution of a plan whose files are written to a staging folder."""
 
     def __init__(self, plan: Plan, target: Target, resources: Resources, observer: Observer) -> None:
         self._plan = plan
@@ -359,7 +362,7 @@ class _Run:
             event.step.encoder.forget()
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the leading records whose bytes are complete and undamaged."""
+        """Return the records of an earlier run, up to the first whose bytes are incomplete or damaged."""
         intact = list[dict[str, Any]]()
         written = self.files.store()
         for record, step in zip(earlier, self._plan.steps, strict=False):
@@ -400,7 +403,7 @@ class _Restored:
 
 
 def _ends(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the end of the last tensor of ``records`` in each file, in bytes."""
+    """Return for each file the end of its last tensor in ``records``: an offset in bytes."""
     ends: dict[str, int] = {}
     for record in records:
         for name, offset, length, _ in record["written"]["blobs"]:

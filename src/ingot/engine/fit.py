@@ -23,8 +23,9 @@ Shape = tuple[int, ...]
 
 
 def is_opaque(tensor: Tensor) -> bool:
-    """Whether Ingot cannot compute with the values of a dense tensor: they are packed below a byte, or their type is
-    unsupported."""
+    """Return whether Ingot cannot compute with the values of a dense tensor: they are packed below a byte, or their
+    type is unsupported.
+    """
     return tensor.codec == DenseLayout.codec and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
 
 
@@ -46,7 +47,7 @@ def why_incomparable(base: Tensor, tuned: Tensor) -> str | None:
 
 
 def differ_in_rows(first: Shape, second: Shape) -> bool:
-    """Whether two shapes differ only in their first dimension, and both tensors have elements."""
+    """Return whether two shapes differ only in their first dimension, and both tensors have elements."""
     return (
         len(first) == len(second) > 0
         and first[1:] == second[1:]
@@ -56,12 +57,12 @@ def differ_in_rows(first: Shape, second: Shape) -> bool:
 
 
 def rows_of(shape: Shape, cols: int) -> int:
-    """Return the number of rows of a tensor that is split into rows of ``cols`` values."""
+    """Return the rows of a tensor of ``shape``, seen as a matrix of ``cols`` columns."""
     return prod(shape) // cols if cols else prod(shape[:-1])
 
 
 def window(start: int, stop: int, rows: int) -> int:
-    """Return the number of rows from ``start`` to ``stop`` that exist in a tensor of ``rows`` rows."""
+    """Return how many of the rows ``start`` to ``stop`` exist in a tensor of ``rows`` rows."""
     return max(min(stop, rows) - start, 0)
 
 

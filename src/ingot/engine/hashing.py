@@ -50,7 +50,10 @@ class HashThread:
 
 
 class HashStream:
-    """The hash of one tensor's values, added in order. ``is_separate`` unless other tensors share the hash."""
+    """The hash of one tensor's values, to which rows are added in order.
+
+    ``is_separate`` is false if other tensors are added to the same hash.
+    """
 
     def __init__(self, thread: HashThread, running: Hasher, *, is_separate: bool = True) -> None:
         self._thread = thread
@@ -78,7 +81,7 @@ HashFactories = Mapping[int, HashFactory]
 
 
 class TensorHashes:
-    """A BLAKE3 for every tensor, as content ids need it."""
+    """Creates a separate BLAKE3 stream for each tensor: content ids contain the digest of each."""
 
     def __init__(self, thread: HashThread) -> None:
         self._thread = thread

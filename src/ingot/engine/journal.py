@@ -74,7 +74,7 @@ class Journal:
                 self._waiting = 0
 
     def _hand_over(self) -> None:
-        """Write pending lines. After an error they stay pending, because ``close`` writes them again."""
+        """Write pending lines to the file; after an error they stay pending, because ``close`` writes them again."""
         assert self._sink is not None
         lines = self._lines
         self._sink.write_at(self._end, lines)
@@ -115,7 +115,7 @@ class Journal:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    """Encode one line.
+    """Return a record as a line of JSON.
 
     msgspec is faster; ``json`` also supports infinite errors and file names that are not UTF-8.
     """
@@ -147,7 +147,7 @@ def _json_lines(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def is_intact(record: Mapping[str, Any], store: Store) -> bool:
-    """Whether every blob of a record is in the store with the digest that it had when it was written."""
+    """Return whether every blob of a record is in the store with the digest that it had when it was written."""
     try:
         return all(_digest(store, name, offset, length, digest) for name, offset, length, digest in record["blobs"])
     except IngotError:
@@ -155,7 +155,10 @@ def is_intact(record: Mapping[str, Any], store: Store) -> bool:
 
 
 def _digest(store: Store, name: str, offset: int, length: int, digest: str) -> bool:
-    """Whether a range of a file has this digest. Raises the errors of reading."""
+    """Return whether the CRC-32C of ``length`` bytes at ``offset`` of a file is ``digest``.
+
+    Raises the errors of reading.
+    """
     running = checksums.hasher("crc32c")
     buffer = memoryview(bytearray(min(CHUNK, length)))
     source = store.open(name)

@@ -30,7 +30,10 @@ _EVEN = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A difference of a chain: its result at ``stage`` has the element type ``dtype`` and the shape ``shape``."""
+    """A delta of one tensor in a chain.
+
+    ``stage`` is its position in the chain. Its result has the element type ``dtype`` and the shape ``shape``.
+    """
 
     stage: int
     tensor: Tensor
@@ -49,7 +52,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class PatchChain:
-    """The chain of a tensor: ``layers`` are applied to ``origin``, the tensor at ``first_stage`` (0: the base)."""
+    """The deltas that lead from a stored tensor to the patched one.
+
+    ``layers`` are applied in order to ``origin``, the tensor at stage ``first_stage``. Stage 0 is the base.
+    """
 
     origin: Tensor
     first_stage: int
@@ -82,9 +88,10 @@ class PatchChain:
         return max((layer.stage for layer in self.layers if layer.stage <= stage), default=self.first_stage)
 
     def matrix(self, *, by_rows: bool = False) -> tuple[int, int]:
-        """Return the matrix shape for chunks: one column if the origin and all layers are elementwise.
+        """Return the rows and columns by which the chain's values are split into chunks of rows.
 
-        With ``by_rows`` it has full rows. The number of rows is the largest of all stages.
+        This is one column if the origin and all layers are elementwise; with ``by_rows``, full rows. The number of rows
+        is the largest of all stages.
         """
         sizes = [self.origin.size, *(prod(layer.shape) for layer in self.layers if layer.shape != self.origin.shape)]
         vector = len(self.origin.shape) < 2 and len(sizes) > 1  # a vector is a single row whose length differs
@@ -123,7 +130,7 @@ class PatchChain:
 
 
 def apply_layer(applier: Applier, layer: Layer, base: Array, rows: int) -> Array:
-    """Return the next ``rows`` rows after a layer. ``base`` contains the rows before it."""
+    """Return the next ``rows`` rows after ``layer``, given ``base``, the same rows before it."""
     base = fit_rows(base, rows, layer.cast)
     out = scratch(base.shape, numpy_dtype(layer.cast or layer.dtype))
     applier.apply(base, out)
@@ -131,7 +138,9 @@ def apply_layer(applier: Applier, layer: Layer, base: Array, rows: int) -> Array
 
 
 def result_tensor(route: PatchChain) -> Tensor:
-    """Return the origin of a chain with the element type and shape of the result."""
+    """Return the chain's origin with the element type and shape of the chain's result; its parts are those of the
+    origin.
+    """
     origin = route.origin
     if (origin.dtype, origin.shape) == (route.dtype, route.shape):
         return origin
@@ -269,7 +278,7 @@ class _Sequencer:
 
 
 class _Layers:
-    """Applies the layers of a chain to chunks in order, although several threads process the chunks."""
+    """The appliers of a chain's layers; several threads call it, and it applies chunks in order."""
 
     def __init__(self, step: Patch) -> None:
         self._step = step

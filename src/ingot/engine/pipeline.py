@@ -114,7 +114,7 @@ _BATCH_EVENTS = 192
 
 
 def hash_nothing(step: Step) -> HashFactories:
-    """Return no hash factories for any step."""
+    """Return no hash factories: the hash selector of a run that hashes nothing."""
     return {}
 
 
@@ -192,7 +192,10 @@ class Batch:
 
 
 def _outcomes(works: list[ChunkTask]) -> list[Outcome]:
-    """Run all tasks, also after one failed, because other threads may wait for a later one."""
+    """Run all tasks and return their results or errors.
+
+    After a failed task the others run too, because other threads may wait for a later one.
+    """
     works.reverse()
     return [_outcome(works.pop()) for _ in range(len(works))]  # ``pop`` releases the input of a completed task
 
@@ -214,7 +217,7 @@ class Chunk:
     cost: int
 
     def result(self) -> EncodedChunk:
-        """Wait for the encoded chunk and return it once. Raises the error of its task."""
+        """Wait for the chunk's task and return its result; raise its error. Can be called once."""
         assert self.batch.outcomes is not None
         outcomes = self.batch.outcomes.result()
         outcome = outcomes[self.index]

@@ -25,23 +25,28 @@ REPACK_BYTES = 24 << 20
 
 
 def decompressed(tensor: Tensor) -> int:
-    """Return the bytes of all parts after decompression."""
+    """Return the total number of bytes of a tensor's parts after decompression."""
     return sum(part.nbytes for part in tensor.parts.values())
 
 
 def whole_cost(tensor: Tensor) -> int:
-    """Return the memory of a reader that cannot stream: all values, all parts, and a byte per element for checks."""
+    """Return the number of bytes of memory for decoding a tensor in one call: all values, all parts, a byte per element
+    for checks.
+    """
     return tensor.size * (DTYPES[tensor.dtype].bits // 8 + 1) + decompressed(tensor)
 
 
 def fixed_cost(*tensors: Tensor) -> int:
-    """Return the memory in bytes of the readers of ``tensors`` that cannot stream."""
+    """Return the number of bytes of memory that readers of ``tensors`` need regardless of the chunk size.
+
+    Only readers of codecs that cannot stream need them.
+    """
     codecs = (CODECS[tensor.codec] for tensor in tensors)
     return sum(0 if codec.streams else whole_cost(item) for codec, item in zip(codecs, tensors, strict=True))
 
 
 def per_element(*tensors: Tensor) -> float:
-    """Return the bytes per element for reading chunks of ``tensors``: decoded values and decompressed parts."""
+    """Return the bytes of memory per element of a chunk of ``tensors``: decoded values and decompressed parts."""
     return sum(DTYPES[item.dtype].bits / 8 + decompressed(item) / max(item.size, 1) for item in tensors)
 
 
@@ -114,12 +119,14 @@ class Resources:
         return self.threads or default_workers()
 
     def recycled(self, spare: int) -> int:
-        """Return the bytes of memory to recycle between chunks; with a memory limit, a fraction of ``spare``."""
+        """Return the number of bytes of memory to recycle between chunks; with a memory limit, a fraction of
+        ``spare``.
+        """
         return _RECYCLED if self.ram is None else max(0, min(_RECYCLED, spare // 4))
 
 
 def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
-    """Return the bytes for chunks: the memory limit minus the current use of the process and a reserve.
+    """Return the number of bytes for chunks: the memory limit minus the current use of the process and a reserve.
 
     Without a limit, return a quarter of the machine's free memory, at least 256 MiB.
     """
@@ -162,12 +169,12 @@ def _require_computing_memory(steps: Sequence[Step], spare: int) -> int:
 
 
 def _retained(step: Step) -> int:
-    """Return the memory of the results of a step's fit passes, which are in use until the tensor is written."""
+    """Return the number of bytes that the results of a step's fit passes occupy until the tensor is written."""
     return 0 if step.encoder is None else step.encoder.retained_bytes()
 
 
 def _derived_bytes(step: Step) -> int:
-    """Return the memory of sources that compute a tensor's bytes when they are read."""
+    """Return the number of bytes of memory that a step's derived sources need while they are read."""
     return sum(source.working_bytes() for source in _sources(step) if isinstance(source, DerivedSource))
 
 

@@ -104,14 +104,16 @@ def recode(tensor: Tensor, spec: TensorSpec, rule: str, source: int = 0) -> Repa
 
 
 class _Decoded:
-    """A reader of the decompressed bytes of a tensor's parts in order; a row has ``_UNIT`` bytes."""
+    """A reader of a tensor's parts, one after the other, decompressed; for chunks it counts "rows" of ``_UNIT``
+    bytes.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self._remaining = [(role, part.nbytes, part.reader()) for role, part in tensor.parts.items()]
         self._read = 0
 
     def read(self, rows: int) -> dict[str, Array]:
-        """Return the next bytes by their roles."""
+        """Return up to ``rows * _UNIT`` next bytes, by the roles of the parts that they belong to."""
         parts: dict[str, Array] = {}
         room = rows * _UNIT
         while room and self._remaining:
@@ -128,14 +130,17 @@ class _Decoded:
         return parts
 
     def finish(self) -> None:
-        """Check the digests of parts without bytes."""
+        """Finish the readers that ``read`` has not reached, those of empty parts: their digests are checked."""
         for _, _, reader in self._remaining:
             reader.finish()
 
 
 class _Repacking(StepRun[Repack]):
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
-        """Repack chunks in the reading thread: shifting bits is not slower than a disk."""
+        """Read and repack chunk after chunk in the calling thread; the yielded tasks only return the results.
+
+        Repacking is not slower than reading from a disk, so other threads would not help.
+        """
         share = self.step.tensor.nbytes / max(self.chunk_plan.rows, 1)
         reader = self.step.repack.reader()
         start = 0
@@ -149,7 +154,7 @@ class _Repacking(StepRun[Repack]):
 
 
 def skips_rows(tensor: Tensor) -> bool:
-    """Whether rows of a tensor can be read without the preceding rows, and no digest covers a full part."""
+    """Return whether rows of a tensor can be read without the preceding rows, and no digest covers a full part."""
     codec = CODECS[tensor.codec]
     stored = any(part.encoding != "raw" or part.digest is not None for part in tensor.parts.values())
     return codec.streams and not stored and isinstance(codec.reader(tensor), SkippingReader)
@@ -178,7 +183,8 @@ class Encode(Step):
         return cost.by_rows(matrix, per_row, cost.fixed_cost(tensor), budget, step)
 
     def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """Return the rows and the unit of ``Step.row_ranges``.
+        """Return the number of rows, and the unit of which workers' ranges are multiples; None if workers cannot share
+        the step.
 
         Workers do not share a tensor that needs fit passes or a single chunk, whose result is compressed in frames
         across ranges, or whose source has a digest of a full part.

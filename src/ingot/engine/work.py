@@ -20,7 +20,7 @@ from ingot.model.tensor import Tensor
 
 
 def same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
-    """Whether a tensor is already stored as the spec states, so that its parts can be copied."""
+    """Return whether a tensor is already stored as the spec states, so that its parts can be copied."""
     if (
         tensor.codec != spec.codec
         or tensor.dtype != spec.dtype
@@ -38,7 +38,10 @@ def same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
 
 
 def min_size(specs: Iterable[TensorSpec], size: int) -> int:
-    """Return a lower bound of a file's size: ``size``, the upper bound, without the parts of unknown length."""
+    """Return a lower bound of the size of a file with ``specs``, from its upper bound ``size``.
+
+    It leaves out the parts of unknown length.
+    """
     return max(0, size - sum(part.at_most for spec in specs for part in spec.parts if part.length is None))
 
 
@@ -57,7 +60,7 @@ def encoded_spec(name: str, tensor: Tensor, encoder: Encoder | DeltaEncoder, enc
 
 
 def difference_spec(tensor: Tensor, codec: DeltaCodec, encoder: DeltaEncoder, encoding: str) -> TensorSpec:
-    """Return the spec of the difference that ``encoder`` of ``codec`` will write; ``tensor`` is the fine-tune's."""
+    """Return the spec of the difference that ``encoder`` of ``codec`` will write for the fine-tune's ``tensor``."""
     return encoded_spec(tensor.name, replace(tensor, dtype=tensor.dtype if codec.exact else "f32"), encoder, encoding)
 
 
@@ -90,7 +93,7 @@ class ChunkPlan:
 
     @property
     def end(self) -> int:
-        """The row after the last one."""
+        """The row after the last row of these chunks."""
         return self.rows if self.last is None else self.last
 
 
@@ -280,7 +283,7 @@ class Plan:
 
     @cached_property
     def size(self) -> int:
-        """The bytes of the weight files, including headers and padding.
+        """The number of bytes of the weight files, including headers and padding.
 
         It is an upper bound if ``size_exact`` is False: with zstd, with sparse codecs, and in formats that store equal
         parts once.
@@ -294,5 +297,5 @@ class Plan:
 
     @property
     def min_size(self) -> int:
-        """The bytes of the weight files without parts of unknown length, if no two parts are equal."""
+        """The number of bytes of the weight files without parts of unknown length, if no two parts are equal."""
         return min_size(self.specs, self.size)

@@ -286,7 +286,10 @@ class Format(ABC):
         return None
 
     def fallback_folder(self, store: Store) -> str | None:
-        """Return the inner folder that contains the weights, in a folder that no format claims; None by default."""
+        """Return the name of the inner folder that contains the weights; None if there is none.
+
+        Called for a folder that no format claims.
+        """
         return None
 
     @abstractmethod
@@ -304,8 +307,9 @@ class Format(ABC):
         return stored_config(store, "model.config")
 
     def activations(self, config: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return how layers quantize their inputs, keys and values according to ``config.json``: a short text by
-        key."""
+        """Return how layers quantize their inputs, keys and values, according to ``config.json``: setting to short
+        text.
+        """
         return {}
 
     def original_name(self, name: str) -> str:
@@ -316,7 +320,7 @@ class Format(ABC):
 
     @abstractmethod
     def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why this format cannot carry the tensor (codec, dtype, encoding); None if it can."""
+        """Return why this format cannot store the tensor ``spec``, for example because of its codec; None if it can."""
 
     def for_attachments(self, attachments: Attachments) -> Format:
         """Return the format for an artifact with these attachments, which may restrict the tensors that it can store.
@@ -377,7 +381,10 @@ class Format(ABC):
         return False
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
-        """Return the entries of ``settings``, the ``activations`` of the source, that the result cannot declare."""
+        """Return texts of the ``settings`` (the ``activations`` of the source) that the result cannot declare.
+
+        By default a result declares none of them.
+        """
         return [f"{key} ({value})" for key, value in settings.items()]
 
     # Writing.
@@ -420,15 +427,17 @@ class Format(ABC):
         raise NotImplementedError
 
     def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
-        """Return the commands that run the written artifact, each as a list of arguments; empty if no program runs
-        it."""
+        """Return the commands that run the written artifact, each as a list of arguments; empty if no program
+        runs it.
+        """
         return ()
 
 
 class ReadOnlyFormat(Format):
     """A format that Ingot reads and does not write.
 
-    Subclasses set ``why_read_only``, the sentence that says so and what to write instead, and the rule of the error.
+    Subclasses set ``why_read_only`` and ``read_only_rule``: the message and the rule of the error. The message also
+    names a format to write instead.
     """
 
     why_read_only: str

@@ -78,7 +78,7 @@ class OpenFiles:
 
 
 def read_place(read: Read, location: BlobLocation, take: Callable[[memoryview], None]) -> None:
-    """Read the bytes of a part in chunks and pass each chunk to ``take``."""
+    """Read the bytes at ``location`` in chunks and pass each chunk to ``take``, which must not keep it."""
     file, offset, length = location
     buffer = memoryview(bytearray(min(_CHUNK, length)))
     for start in range(0, length, _CHUNK):

@@ -54,9 +54,10 @@ _ENTRIES: tuple[tuple[str, str, tuple[Sign, ...]], ...] = (
 
 
 class Formats(Instances[Format]):
-    """The formats by name. A format with signs is imported only if a file or folder has one of them.
+    """The table of formats by name.
 
-    Formats of plugins come last. Detection of a file reaches them only if no format of Ingot claims the file.
+    A format that registered signs (names or first bytes of its files) is imported only if a file or folder has one.
+    Formats of plugins come last: detection of a file reaches them only if no format of Ingot claims the file.
     """
 
     def of_file(self, name: str, head: bytes) -> Iterator[Format]:
@@ -68,7 +69,7 @@ class Formats(Instances[Format]):
         yield from self._with_sign(names, b"")
 
     def of_plugins(self) -> Iterator[Format]:
-        """Yield the formats of plugins."""
+        """Yield the formats that plugins registered."""
         yield from (format for _, format in self.available_plugins())
 
     def endings(self) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def _is_present(sign: Sign, names: Sequence[str], head: bytes) -> bool:
 
 
 def _signs_of(name: str) -> tuple[Sign, ...] | None:
-    """Return the signs of a format; None if it has registered none."""
+    """Return the signs by which files of a format are noticed before it is imported; None if it has registered none."""
     signs = _SIGNS.get(name)
     return _EXTENSION_SIGNS[name] if signs is None and name in _EXTENSION_SIGNS else signs
 
@@ -213,7 +214,7 @@ def detect_folder(names: Sequence[str], store: Store | None = None) -> tuple[For
 
 
 def _fallback(names: Sequence[str], store: Store | None) -> tuple[Format, str] | None:
-    """Return the format and entry file of a folder that no format claims; None if no format finds weights inside."""
+    """Return a format and its entry file for a folder that no format claims; None if no format finds weights inside."""
     if store is None:
         return None
     for candidate in FORMATS.of_folder(names):
@@ -234,8 +235,10 @@ def _describe(names: Sequence[str]) -> str:
 
 
 def _select_claims(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:
-    """Return the claims of formats without accompanying programs and variants; if one has a sentinel, only that
-    claim."""
+    """Return the claims on a folder without those of exported programs and of variants of another claim.
+
+    If then exactly one claim's sentinel is present, return only this claim.
+    """
     tiers = {name for format, _ in claims for name in format.traits.tiers}
     claims = [pair for pair in claims if pair[1] not in tiers]
     if len(claims) > 1:

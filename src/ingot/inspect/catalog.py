@@ -10,6 +10,7 @@ from typing import Any
 
 from ingot.codecs.delta.base import DELTAS
 from ingot.codecs.table import CODECS, DELTA_ROWS
+from ingot.conversion.preset_fit import container_for, presets_of, programs_of
 from ingot.errors import UnsupportedError
 from ingot.formats.detect import FORMATS
 from ingot.model.layouts.affine import POINTS, AffineLayout, Constant
@@ -24,13 +25,14 @@ from ingot.recipes.llama_cpp_mixtures import LLAMA_LAYERS, expand_for_llama
 from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, resolve
 from ingot.reporting.report import Report, Texts, table_of
-from ingot.runtimes.fit import container_for, presets_of
 from ingot.runtimes.table import runtime_named
+
+ANY_PROGRAM = "any program"
 
 
 @dataclass(frozen=True, slots=True)
 class FormatInfo:
-    """A format and the codecs that it carries."""
+    """A format, and the codecs whose tensors its files can store."""
 
     name: str
     suffixes: Texts
@@ -40,7 +42,7 @@ class FormatInfo:
 
 @dataclass(frozen=True, slots=True)
 class CodecInfo:
-    """A codec and the formats that carry it."""
+    """A codec, and the formats whose files can store its tensors."""
 
     name: str
     lossless: bool
@@ -100,7 +102,7 @@ _DECODED_LAYOUTS: Mapping[str, Sequence[GgmlBlocksLayout | PackedIntLayout]] = {
 
 
 def carries(format: Any, codec: str) -> bool:
-    """Return whether a format accepts a matrix of 64 x 64 in one of a codec's layouts."""
+    """Return whether a format can store a matrix of 64 x 64 in one of the layouts of ``codec``."""
     layouts = _LAYOUTS.get(codec, ({},))
     return any(_accepts(format, codec, options, dtype) for options in layouts for dtype in ("f32", "f16", "bf16"))
 
@@ -134,7 +136,7 @@ def formats() -> list[FormatInfo]:
 
 
 def codecs() -> list[CodecInfo]:
-    """Return every codec."""
+    """Return a description of every codec, plugins included."""
     return [
         CodecInfo(
             name,
@@ -166,7 +168,7 @@ _MATRICES = (
 
 
 def recipes() -> list[RecipeInfo]:
-    """Return every preset."""
+    """Return a description of every preset."""
     return [_recipe_info(load_recipe(name)) for name in ALL_PRESETS]
 
 
@@ -201,9 +203,14 @@ def _recipe_info(recipe: Recipe) -> RecipeInfo:
     choices = {repr(choice): choice for choice in _choices(recipe)}
     sizes = [_bits(choice) for choice in choices.values()]
     bits = _range([size for size in sizes if size is not None]) if None not in sizes else ""
-    is_ggml = any(choice.codec == GgmlBlocksLayout.codec for choice in choices.values())
-    programs = recipe.runs_in or (("llama.cpp",) if is_ggml else ())
-    return RecipeInfo(recipe.name, bits, programs, any(choice.quantizer for choice in choices.values()))
+    return RecipeInfo(recipe.name, bits, _programs(recipe), any(choice.quantizer for choice in choices.values()))
+
+
+def _programs(recipe: Recipe) -> Sequence[str]:
+    """Return the programs that run a preset: those that it declares, and those whose profiles accept it."""
+    if recipe.runs_in == (ANY_PROGRAM,):
+        return recipe.runs_in
+    return (*recipe.runs_in, *programs_of(recipe.name)) or ("Ingot",)
 
 
 def _range(sizes: Sequence[float]) -> str:
@@ -215,7 +222,7 @@ def _range(sizes: Sequence[float]) -> str:
 
 
 def _choices(recipe: Recipe) -> Iterator[Choice]:
-    """Yield the choices for the matrices of a Llama model with columns that every group and block divides."""
+    """Yield the choices of a recipe for the matrices of a Llama model, whose columns suit every group and block."""
     recipe = expand_for_llama(recipe)
     for name in [f"model.layers.{layer}.{matrix}.weight" for layer in range(LLAMA_LAYERS) for matrix in _MATRICES]:
         choice = resolve(recipe, name, _MATRIX, "bf16", LLAMA_LAYERS).choice

@@ -71,7 +71,7 @@ class CompareReport(Reportable):
 
     @property
     def same(self) -> bool:
-        """Whether both contain the same tensors with the same values, and both were read completely."""
+        """Whether both checkpoints contain the same tensors with the same values, and all tensors were read."""
         return not self.unread and all(tensor.same for tensor in self.tensors)
 
     @property
@@ -249,7 +249,7 @@ def _compare_locally(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorC
 
 
 def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple[Checkpoint, Checkpoint]:
-    """Return both checkpoints with names and order of rows of a model folder if one of them is a GGUF file.
+    """Return both checkpoints under names that can be compared: if one is a GGUF file, under those of a model folder.
 
     Nothing is translated if they have a name in common, or if the translation would drop tensors.
     """

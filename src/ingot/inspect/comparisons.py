@@ -74,7 +74,7 @@ class Comparisons(ComputedSequence[TensorComparison]):
 
 
 class _Columns:
-    """Comparisons in the order in which they were added, stored by column."""
+    """Comparisons in the order in which they were added, one column per field to save memory."""
 
     __slots__ = ("_details", "_names", "_statuses", "_sums", "_unique_details")
 
@@ -86,7 +86,7 @@ class _Columns:
         self._unique_details: dict[str, str] = {}  # many tensors have the same detail
 
     def add(self, item: TensorComparison) -> None:
-        """Append a comparison."""
+        """Append the comparison ``item``."""
         self._names.append(item.name)
         self._statuses.append(_STATUSES.index(item.status))
         self._details.append(self._unique_details.setdefault(item.detail, item.detail))

@@ -1,4 +1,4 @@
-"""Examine an installation."""
+"""The checks of ``ingot doctor``: whether this installation of Ingot works, and which optional packages it has."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """A part: storage dtype, logical type, encoding, stored and decoded bytes, digest, file and offset."""
+    """The description of a part: types, encoding, sizes in bytes, digest, and its place in a file."""
 
     role: str
     dtype: str
@@ -35,7 +35,10 @@ class PartInfo:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor; ``nbytes`` are bytes in the file, ``layer`` and ``role`` follow from the name."""
+    """The description of a tensor.
+
+    ``nbytes`` are bytes in the file; ``layer`` and ``role`` follow from the name.
+    """
 
     name: str
     shape: Shape
@@ -78,11 +81,14 @@ class Inspection:
 
     @property
     def nbytes(self) -> Bytes:
-        """Stored bytes of all parts."""
+        """The stored bytes of all parts of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def totals(self, key: str) -> dict[str, tuple[int, int, int]]:
-        """Return tensors, elements and stored bytes by ``codec``, ``dtype``, ``role`` or ``layer``."""
+        """Return the number of tensors, of elements and of stored bytes for each value of the attribute ``key``.
+
+        ``key`` is ``codec``, ``dtype``, ``role`` or ``layer``.
+        """
         count: Counter[str] = Counter()
         elements: Counter[str] = Counter()
         nbytes: Counter[str] = Counter()
@@ -101,7 +107,7 @@ def inspect(path: AnyPath) -> Inspection:
 
 
 def inspect_found(store: Store, name: str) -> Inspection:
-    """Open and describe a file or folder of a store; see ``inspect``."""
+    """Open and describe the file ``name`` of a store, or the folder if ``name`` is empty, as ``inspect`` does."""
     source = open_source_in_store(store, name)
     try:
         checkpoint = source.view()
@@ -125,7 +131,7 @@ def inspect_found(store: Store, name: str) -> Inspection:
 
 
 def _stacks(source: Source) -> Sequence[Table]:
-    """Return the tables of kernel stacks, of a format that has a stack selector."""
+    """Return the tables of kernel stacks for the file's features; empty if its format has no stack selector."""
     features = source.catalog.features
     format = source.format.name
     return () if features is None or format not in STACK_SELECTORS else STACK_SELECTORS[format].tables(features)

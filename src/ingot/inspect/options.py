@@ -56,6 +56,10 @@ class VerifyOptions:
             metavar="RUNTIME",
         ),
     )
+    base: AnyPath | None = field(
+        default=None,
+        metadata=about("Base of an adapter: also check that it has every module of the adapter, with its shape."),
+    )
     engine: str = field(default="local", metadata=ENGINE)
     address: str | None = field(default=None, metadata=ADDRESS)
     io: str = field(default="pread", metadata=IO)
@@ -95,7 +99,7 @@ class InspectOptions:
 
 @preload
 class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file or folder that workers open for ``verify``."""
+    """The file or folder to check, as workers of ``verify`` get it."""
 
     path: str
     io: str
@@ -104,7 +108,7 @@ class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 @preload
 class ComparedFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """Two artifacts that workers open for ``compare``."""
+    """The two artifacts to compare, as workers of ``compare`` get them."""
 
     a: str
     b: str

@@ -163,7 +163,7 @@ def _detail(item: Table) -> dict[str, Any]:
 
 
 def _without_data(item: Table) -> Table:
-    """Return a table that is shown in text only."""
+    """Return the table without its rows in JSON: it is shown in text only."""
     return item if not item.data else Table(item.name, item.columns, item.rows, item.title, data=False)
 
 
@@ -199,7 +199,7 @@ def _tensors(tensors: Sequence[TensorInfo], every: bool) -> Table:
 
 
 def _sorted_totals(totals: dict[str, tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
-    """Return totals sorted by label, numbers first and by value."""
+    """Return the items of ``totals`` sorted by label, numbers first and by value."""
     return sorted(
         totals.items(), key=lambda item: (not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0, item[0])
     )

@@ -1,4 +1,4 @@
-"""The queries that workers answer for ``verify`` and ``compare``."""
+"""The task types of workers for ``verify`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingot.stores.location import Location
 
 @contextmanager
 def _open_checked(files: CheckedFile) -> Iterator[Opened[Tensor]]:
-    """Open the tensors of a file or folder in a worker."""
+    """Open a file or folder in a worker; yield its tensors and their identity."""
     location = Location.parse(files.path)
     with closing(open_source(location, io=files.io, max_decompressed=files.max_decompressed)) as source:
         yield Opened(tensors_of(source), source.identity())
@@ -27,7 +27,7 @@ def _open_checked(files: CheckedFile) -> Iterator[Opened[Tensor]]:
 
 @contextmanager
 def _open_compared(files: ComparedFiles) -> Iterator[Opened[Pair]]:
-    """Open the pairs of tensors in a worker. The driver checks digests over full files."""
+    """Open two artifacts in a worker; yield the pairs of tensors. The driver checks digests over full files."""
     options = CompareOptions(files.a, files.b, max_decompressed=files.max_decompressed)
     with open_sides(options, check_files=False) as (first, second):
         yield Opened(pairs_of(first, second)[0], [first.identity(), second.identity()])

@@ -112,7 +112,9 @@ def _sidecar(source: Source) -> Location:
 
 
 def _inside(source: Source) -> Format | None:
-    """Return the format that can store a receipt in the artifact's file; None if it needs a file of its own."""
+    """Return the artifact's format if it can store a receipt in the artifact's file; None if it needs a
+    separate file.
+    """
     is_single = [*source.catalog.headers] == [source.entry] and len(source.catalog.sources) == 1
     sealed = source.store.exists(source.entry + SEALS) if is_single else True
     return source.format if source.format.traits.carries_receipt and is_single and not sealed else None

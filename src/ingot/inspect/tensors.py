@@ -69,7 +69,7 @@ def check_tensor(tensor: Tensor) -> list[Finding]:
 
 
 def _spare_bits(tensor: Tensor) -> int:
-    """Return the number of unused bits after the last element of dense values smaller than a byte."""
+    """Return the number of unused bits after the last element, for a dense tensor of a type below a byte; else 0."""
     row = DTYPES.get(tensor.dtype)
     return 0 if row is None or tensor.codec != DenseLayout.codec or row.bits >= 8 else -tensor.size * row.bits % 8
 
@@ -96,7 +96,7 @@ def _check_part(part: Part, location: str, spare: int) -> list[Finding]:
 
 
 def _read_part(part: Part, location: str, buffer: memoryview) -> int:
-    """Read a part in chunks; return its last byte, 0 if it is empty."""
+    """Read a part in chunks, which checks its digest and bools; return its last byte, 0 if it is empty."""
     reader = part.reader(chunks=True)
     last = 0
     for start in range(0, part.nbytes, _CHUNK):
@@ -110,7 +110,7 @@ def _read_part(part: Part, location: str, buffer: memoryview) -> int:
 
 
 def _check_values(codec: Codec, tensor: Tensor) -> list[Finding]:
-    """Decode all rows in chunks, which checks indices and scales; report values that are not finite."""
+    """Decode all rows in chunks, which checks indices and scales; return findings about values that are not finite."""
     matrix = matrix_of(tensor)
     nonfinite = 0
     if codec.checks_stored:

@@ -18,6 +18,7 @@ from ingot.core.options import takes
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
+from ingot.inspect.adapters import adapter_findings
 from ingot.inspect.findings import Finding, finding_of
 from ingot.inspect.options import CheckedFile, VerifyOptions
 from ingot.inspect.receipt import receipt_of
@@ -51,8 +52,10 @@ def verify(options: VerifyOptions) -> list[Finding]:
 
     With ``strict``, deviations from the format's specification and unknown codecs are errors; missing optional
     contents, such as digests, remain notes. With ``runtime``, each reason for which that program would not load the
-    file is an error too. A compressed part that declares more than ``max_decompressed`` bytes is an error. If the
-    ``engine`` has workers, they check the tensors; this process checks digests of full files, seals and attachments.
+    file is an error too. The tensors and settings of an adapter must fit together; with ``base``, every tensor that it
+    changes must be in its base, with its shape. A compressed part that declares more than ``max_decompressed`` bytes is
+    an error. If the ``engine`` has workers, they check the tensors; this process checks digests of full files, seals
+    and attachments.
 
     Returns
     -------
@@ -63,7 +66,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
     ------
     UsageError
         ``verify.repair``: ``repair`` without ``origin``; the errors of ``inspect.seal.repair``; no such path, or no
-        checkpoint at the path; ``cluster.engine``; ``runtime.unknown``.
+        checkpoint at the path; ``cluster.engine``; ``runtime.unknown``; ``adapter.none``: ``base`` without an adapter.
     IntegrityError, ResourceError, MissingExtraError
         Errors of workers, see ``cluster.driver.spread.ask``.
     """
@@ -85,7 +88,8 @@ def verify(options: VerifyOptions) -> list[Finding]:
         check = _tensor_checker(options, location, source)
         findings = examine(source, options.strict, options.progress, check)
         loadable = [] if profile is None else runtime_findings(profile, source)
-        return sorted([*findings, *loadable, *repaired], key=lambda item: item.level != "error")
+        adapted = adapter_findings(source, options.base)
+        return sorted([*findings, *loadable, *adapted, *repaired], key=lambda item: item.level != "error")
     finally:
         source.close()
 

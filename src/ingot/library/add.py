@@ -39,7 +39,10 @@ Key = tuple[str, str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """An artifact that differences refer to, with its objects by tensor."""
+    """An artifact whose objects new objects may be stored as differences to.
+
+    ``objects`` maps the key of each tensor part to the id of its object.
+    """
 
     name: str = ""
     objects: Mapping[Key, str] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class Base:
 
 
 def base_of(manifest: Manifest) -> Base:
-    """Return an artifact as a base for differences."""
+    """Return the artifact of ``manifest`` as a base for new objects."""
     return Base(
         manifest.name,
         {
@@ -107,7 +110,7 @@ def choose_base(
 def _nearest(
     bases: list[Base], segments: Mapping[Key, Segment], objects: Objects, read: Callable[[Segment], memoryview]
 ) -> Base:
-    """Return the base with the smallest delta of the largest common tensor; ties go to the shorter chain."""
+    """Return the base to which the largest common tensor has the smallest delta; ties go to the shorter chain."""
     common = [key for key in segments if all(key in base.objects for base in bases)]
     if len(bases) == 1 or not common:
         return bases[0]
@@ -159,7 +162,7 @@ class Added(Reportable):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return the figures and notes."""
+        """Return a report with the figures and notes."""
         words = (
             "{name}: {files} files of {size} added in {stored}; "
             "objects: {present} present already, {deltas} deltas, {full} in full"
@@ -220,7 +223,7 @@ def _name_of(store: Store, single: str) -> str:
 
 
 def _notes_on(store: Store, single: str) -> list[str]:
-    """Return notes on the artifact: whether it is an adapter."""
+    """Return a note if the artifact is an adapter, which is no full model; else an empty list."""
     try:
         source = open_source_in_store(store, single, verify=False)
     except IngotError:  # artifacts may consist of any files
@@ -339,7 +342,9 @@ class _Addition:
         return Chunk(data.nbytes, id, b"", *tensor_fields)
 
     def _is_whole(self, id: str) -> bool:
-        """Return whether all objects exist that are needed to decode this object; otherwise it is written again."""
+        """Return whether the library has all objects from which object ``id`` is decoded; otherwise it is written
+        again.
+        """
         try:
             return bool(self._objects.chain(id))
         except IngotError:

@@ -27,7 +27,7 @@ _PARTIAL = ".ingot-partial"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of bytes in a file. ``tensor`` is empty if it belongs to no tensor."""
+    """A range of bytes in a file, and the tensor part that it contains; ``tensor`` is empty for other bytes."""
 
     start: int
     size: int
@@ -38,7 +38,7 @@ class Segment:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """The key that identifies the same tensor in another version of the model."""
+        """Tensor name, part, dtype and size: segments with equal keys are versions of one tensor part."""
         return self.tensor, self.part, self.dtype, self.size
 
 
@@ -72,7 +72,10 @@ def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, l
 
 
 def _locate(store: Store, name: str, by_file: Mapping[str, list[Segment]]) -> None:
-    """Add the parts in the catalog of the file ``name`` to files without parts; if ``name`` is empty, of the folder."""
+    """Add the parts of tensors in the file ``name`` to ``by_file``, for files without parts.
+
+    If ``name`` is empty, the folder is opened. Does nothing if it is no checkpoint.
+    """
     opened = _Opened(store)
     empty = {file for file in by_file if not by_file[file]}
     try:
@@ -140,7 +143,7 @@ def covered(parts: Iterable[Segment], size: int) -> Iterator[Segment]:
 
 
 class _Opened(Store):
-    """A store that records the file name of each source that it opens."""
+    """A store that records under which name it opened each source."""
 
     def __init__(self, store: Store) -> None:
         self._store = CachedStore(store)

@@ -41,7 +41,7 @@ _BYTES = "u8"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The encoded parts of an object."""
+    """An object in encoded form: codec, parameters, and the specs and bytes of its parts."""
 
     codec: str
     dtype: str
@@ -60,7 +60,7 @@ class Encoded:
         return self.codec == DELTA
 
     def write(self, files: LocalTarget, variant: StorageForm, shape: tuple[int, ...]) -> int:
-        """Write the object's file; return its size in bytes."""
+        """Write the file of the object's ``variant`` into ``files``; return its size in bytes."""
         spec = TensorSpec(variant.id, shape, self.dtype, self.codec, self.specs, self.params)
         writer = FORMATS["zt"].writer(files, variant.file, Artifact([spec]), WriteOptions())
         try:

@@ -32,7 +32,7 @@ class Got(Reportable):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return the figures and notes."""
+        """Return a report with the figures and notes."""
         return Report(
             figures_of(self),
             [Line("{name}: {files} files of {size} written to {destination}"), Line("note: {item}", items="notes")],

@@ -25,7 +25,7 @@ _BATCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An artifact in a listing.
+    """A row of a listing: an artifact and its sizes.
 
     All sizes are in bytes. ``size`` is the size of the artifact's files, ``stored`` the size of the objects that it
     needs, and ``shared`` the size of those objects that other artifacts also need. Removing this artifact and
@@ -135,7 +135,7 @@ class Collected(Reportable):
     leftovers: Count
 
     def report(self) -> Report:
-        """Return the figures."""
+        """Return a report with the figures."""
         verb = "would be removed" if self.dry_run else "removed"
         words = (
             f"{{location}}: {{objects}} objects of {{size}} {verb}, {{leftovers}} leftovers of interrupted additions"
@@ -236,7 +236,7 @@ def _artifact(library: OpenLibrary, objects: Objects, name: str, bad: set[Storag
 
 
 def _problem(objects: Objects, variant: StorageForm) -> IngotError | None:
-    """Return the error of an object stored in this variant; None if it is intact."""
+    """Return the error that checking this variant of an object raises; None if it is intact."""
     try:
         objects.check(variant)
     except IngotError as error:

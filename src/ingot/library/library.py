@@ -63,7 +63,7 @@ class Library:
         return keep.gc(CollectOptions(self.location, **options))
 
     def verify(self, **options: Any) -> list[Finding]:
-        """Check every object and manifest."""
+        """Check every object and manifest of the library; return the findings."""
         return keep.verify(CheckOptions(self.location, **options))
 
     @bordered

@@ -44,7 +44,7 @@ class StorageForm:
 
     @property
     def file(self) -> str:
-        """The file name."""
+        """The name of the variant's file in ``objects/``."""
         return f"{FOLDER}/{self.id}{f'-{self.base}' if self.base else ''}.zt"
 
 
@@ -150,7 +150,9 @@ class Objects:
         )
 
     def _levels(self) -> dict[str, tuple[int, str]]:
-        """Return for each decodable object the number of deltas, and the base of the last delta."""
+        """Return by id of each decodable object the number of deltas in its shortest chain, and the base of the last
+        delta.
+        """
         if self._decodable is None:
             self._decodable = {variant.id: (0, "") for variant in self._sizes if not variant.base}
             for level in range(1, MAX_DELTAS + 1):
@@ -165,7 +167,7 @@ class Objects:
         return self._decodable
 
     def _missing(self, id: str) -> str:
-        """Return the first missing object in a chain; empty if the chain has too many deltas."""
+        """Return the id of the first missing object in the chain of ``id``; empty if the chain has too many deltas."""
         for _ in range(MAX_DELTAS + 1):
             if id not in self._bases:
                 return id

@@ -1,4 +1,6 @@
-"""Options of the operations on libraries. The command line derives from this module, so it imports nothing heavy."""
+"""Options of the operations on libraries. The command line imports this module at its start, so it imports nothing
+slow.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +63,14 @@ class GetOptions:
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
-    """Options of a listing."""
+    """Options of listing the artifacts of a library."""
 
     library: AnyPath = field(metadata=_LIBRARY)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveOptions:
-    """Options of a removal."""
+    """Options of removing an artifact from a library."""
 
     library: AnyPath = field(metadata=_LIBRARY)
     name: str = field(metadata=_NAME)
@@ -86,7 +88,7 @@ class CollectOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """Options of a check."""
+    """Options of checking a library's objects and manifests."""
 
     library: AnyPath = field(metadata=_LIBRARY)
     _: KW_ONLY

@@ -30,7 +30,7 @@ _SMALL = 1 << 16
 
 
 class OpenLibrary:
-    """An opened library.
+    """A library at a location that was opened for use, and if requested created.
 
     Raises ``UsageError`` ``library.none`` if the folder is no library, and the errors of ``Location.share``.
 
@@ -147,7 +147,7 @@ class LibraryScheme(Scheme):
 
 
 def _split(library: OpenLibrary, path: str) -> tuple[str, str]:
-    """Split a path into the shortest name of an existing artifact, and the remaining path."""
+    """Return the shortest prefix of ``path`` that is the name of an artifact, and the remaining path."""
     names = path.split("/")
     for count in range(1, len(names) + 1):
         name = "/".join(names[:count])

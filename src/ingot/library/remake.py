@@ -115,7 +115,7 @@ class ArtifactStore(Store):
 
 
 class _FileSource:
-    """A file of an artifact, decoded when it is read."""
+    """A byte source of a file of an artifact; its objects are decoded when they are read."""
 
     mapped = False
 

@@ -13,7 +13,10 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """The reason why a view leaves a tensor out. ``superseded`` if the target runtime computes its values itself."""
+    """The reason why a view leaves a tensor out.
+
+    ``superseded`` is true if the target runtime computes the tensor's values itself.
+    """
 
     reason: str
     superseded: bool = False
@@ -105,7 +108,7 @@ def settle(
     accepts: Callable[[str], bool],
     default: str,
 ) -> Account:
-    """Return the account of the source tensors ``names``.
+    """Return the account of a conversion: each source tensor in ``names`` is carried, superseded, dropped or missing.
 
     Parameters
     ----------

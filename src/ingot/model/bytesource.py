@@ -55,7 +55,7 @@ class ByteSource(Protocol):
         ...
 
     def changed(self) -> bool:
-        """Whether the file was written to since the source was opened; compares stamps and reads no bytes."""
+        """Return whether the file was written to since the source was opened; compares stamps and reads no bytes."""
         ...
 
     def close(self) -> None: ...
@@ -71,11 +71,13 @@ class DerivedSource:
     integers: tuple[int, int] | None = None
 
     def working_bytes(self) -> int:
-        """Return the bytes of memory that the source needs while it is read."""
+        """Return the number of bytes of memory that the source needs while it is read."""
         return 0
 
     def computing_bytes(self) -> int:
-        """Return the bytes of memory that the first read needs to compute a full tensor. Tensors follow one another."""
+        """Return the number of bytes of memory that the first read needs to compute a full tensor. Tensors follow one
+        another.
+        """
         return 0
 
     def memory_hint(self) -> str:

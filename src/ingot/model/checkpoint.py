@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from ingot.core.border import bordered
 from ingot.core.numeric.dtypes import DTYPES
-from ingot.core.registry import did_you_mean
+from ingot.core.registry import Registry, did_you_mean
 from ingot.errors import UsageError
 from ingot.model.account import Omission
 from ingot.model.artifact import NO_ATTACHMENTS, Attachments
@@ -20,6 +20,9 @@ from ingot.model.reading.slices import Index
 from ingot.model.stacks import Flags
 from ingot.model.tensor import Array, Tensor
 from ingot.naming.names import layer_of, role_of
+
+# A name only: the module imports this package, and loads when it is first used.
+_VIEWS: Registry[Any] = Registry("view", (("adapters", "ingot.adapters.view:with_adapters"),))
 
 
 class CheckpointSource:
@@ -54,7 +57,7 @@ class CheckpointSource:
         return None
 
     def close(self) -> None:
-        """Release files and mappings."""
+        """Close the files and release their mappings."""
 
 
 class Attributes(TypedDict, total=False):
@@ -190,7 +193,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """The stored bytes of all tensors."""
+        """The number of stored bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensor_map.uncached())
 
     @property
@@ -314,6 +317,25 @@ class Checkpoint(Mapping[str, Tensor]):
         """Return the error for an unknown tensor name; it suggests the most similar name."""
         return unknown_tensor(name, self, self.location)
 
+    @bordered
+    def with_adapters(self, adapters: Iterable[Any]) -> Checkpoint:
+        """Return a view with the changes of LoRA adapters added, which are computed when a tensor is read.
+
+        Closing the view closes this checkpoint.
+
+        Parameters
+        ----------
+        adapters : iterable of path, (path, weight) or "PATH:WEIGHT"
+            PEFT or MLX folders, or GGUF adapters of this base; ``spec/adapters.md`` describes the values.
+
+        Raises
+        ------
+        UnsupportedError
+            ``adapter.base``, ``adapter.shape``: an adapter belongs to another base; ``adapter.method``, ...
+        """
+        view: Checkpoint = _VIEWS["adapters"](self, list(adapters))
+        return view
+
     def close(self) -> None:
         """Release files and mappings; a second call does nothing."""
         if not self._closed:
@@ -375,7 +397,7 @@ def group_by_layer(names: Iterable[str]) -> tuple[list[str], dict[int, list[str]
 
 
 def _follows_layers(name: str) -> bool:
-    """Whether a tensor outside the layers is used after them: the head, its bias or the final norm."""
+    """Return whether a tensor outside the layers is used after them: the head, its bias or the final norm."""
     if name.startswith("lm_head."):
         return True
     role = role_of(name)

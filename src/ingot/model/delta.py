@@ -50,7 +50,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @preload
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The ids by which a set of tensors is recognized.
+    """The ids of a set of tensors, by which a delta recognizes its base.
 
     ``content`` does not depend on the layout: ``blake3:hex`` over the sorted names, element types, shapes and bytes.
     ``hashes`` has ids of other tools by name, such as ``wdelta`` for the ``parent_hash`` of a ``.wdelta``.
@@ -62,7 +62,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @preload
 class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The description of a delta.
+    """The description of a delta: its strategy, the ids of base and result, and the change of each tensor.
 
     ``tensors`` has the fine-tune's tensors in order. ``removed`` has the base's tensors that the fine-tune lacks.
     """
@@ -128,7 +128,8 @@ def version_for(changes: Iterable[Change]) -> int:
 
 
 def _converted(value: Any) -> DeltaInfo:
-    """Convert a JSON-like value. Tensors with the same object share one ``Change``.
+    """Return the description of a delta from a JSON-like value. Tensors whose entries are one object share one
+    ``Change``.
 
     Raises ``msgspec.ValidationError``.
     """

@@ -31,7 +31,7 @@ Matrices = Mapping[int, tuple[int, int]]
 
 
 def is_nameless(names: Iterator[str] | Sequence[str] | Mapping[str, object]) -> bool:
-    """Whether all names of a draft head are placeholders that a reader made up."""
+    """Return whether all names of a draft head are placeholders that a reader made up."""
     names_list = list(names)
     return bool(names_list) and all(_PLACEHOLDER_NAME.fullmatch(name) for name in names_list)
 

@@ -24,7 +24,7 @@ CHUNK = 1 << 20
 
 @dataclass(slots=True)
 class _Checks:
-    """The completed checks of a part, which are not repeated, and its bytes if they are cached."""
+    """The checks of a part that are complete and not repeated, and the part's bytes if they are cached."""
 
     verified: bool = False
     proven: set[int] = field(default_factory=set)
@@ -89,7 +89,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes after decoding the encoding."""
+        """The number of bytes after decoding the encoding."""
         return self.length if self.uncompressed_length is None else self.uncompressed_length
 
     @property
@@ -193,9 +193,10 @@ class Part:
         return part
 
     def proven(self) -> set[int]:
-        """Return the indices of checked chunks that cannot have changed since; readers add the chunks that they check.
+        """Return the indices of chunks whose digests were compared and whose bytes cannot have changed since.
 
-        Only the bytes of a mapping stay equal, and only while the file is not written to.
+        Readers add the chunks that they check. The set is empty unless the source is mapped and its file was not
+        written to.
         """
         if self._checks is None or not self.source.mapped or self.source.changed():
             return set()

@@ -40,7 +40,7 @@ class PartSpec:
 
     @property
     def at_most(self) -> int:
-        """Stored bytes, or an upper bound of them if the length depends on the values."""
+        """The number of stored bytes, or an upper bound of them if the length depends on the values."""
         if self.length is not None:
             return self.length
         if self.uncompressed_length is not None:
@@ -49,7 +49,7 @@ class PartSpec:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes after decoding the encoding."""
+        """The number of bytes after decoding the encoding."""
         return self.length if self.uncompressed_length is None else self.uncompressed_length
 
 
@@ -66,12 +66,12 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int | None:
-        """Stored bytes, None if not all lengths are known."""
+        """The number of stored bytes, None if not all lengths are known."""
         lengths = [part.length for part in self.parts]
         return None if None in lengths else sum(length or 0 for length in lengths)
 

@@ -56,7 +56,10 @@ class StackRequest:
 
     @property
     def from_codes(self) -> bool:
-        """Whether matrix products use the packed codes if kernels exist. Such kernels run on the CPU."""
+        """Whether matrix products should multiply by the packed codes, if kernels for it exist.
+
+        By default this is so on the CPU, where such kernels run.
+        """
         return self.device == "cpu" if self.packed is None else self.packed
 
 
@@ -84,7 +87,7 @@ class Dispatch:
 
     @property
     def passed_over(self) -> tuple[Skipped, ...]:
-        """The skipped stacks whose feature the file has."""
+        """The skipped stacks whose feature flag is set in the file."""
         return tuple(skipped for skipped in self.skipped if skipped.reason != NOT_SET)
 
     def describe(self) -> str:

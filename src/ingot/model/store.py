@@ -49,7 +49,7 @@ class Store(ABC):
         """Open a file. Raises ``UsageError`` ``store.missing`` if it does not exist."""
 
     def identity(self, folder: str = "") -> Hashable:
-        """Return a value that is equal for all names of one folder. Links give a folder several names."""
+        """Return a value that identifies a folder: equal for all names that links give it."""
         return folder
 
     def tree(self, folder: str = "") -> Iterator[str]:
@@ -81,7 +81,7 @@ class Store(ABC):
         return [*self.list(folder).outside]
 
     def exists(self, name: str) -> bool:
-        """Whether the listing of the file's folder contains the name."""
+        """Return whether the listing of the file's folder contains the name."""
         folder, _, last = name.rpartition("/")
         return last in self.list(folder).files
 
@@ -153,12 +153,16 @@ class Store(ABC):
         return f"{self.url}/{quote(name, errors='surrogateescape')}" if name and self.url else self.url
 
     def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
-        """Whether a new file or a new folder at the address ``target`` would remove one of the files ``names``."""
+        """Return whether a new file or a new folder at the address ``target`` would remove one of the files
+        ``names``.
+        """
         addresses = {self.url_of(name) for name in names}
         return target in addresses or (folder and any(address.startswith(f"{target}/") for address in addresses))
 
     def contains_address(self, target: str) -> bool:
-        """Whether the address ``target`` is the store's address or an address in the store; it need not exist."""
+        """Return whether the address ``target`` is the store's address or an address in the store; it need not
+        exist.
+        """
         return bool(self.url) and f"{target}/".startswith(f"{self.url}/")
 
 

@@ -194,7 +194,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes of all parts."""
+        """The number of stored bytes of all parts."""
         total = 0
         for part in self.parts.values():  # a loop is faster than sum() with a generator, and this runs per tensor
             total += part.length
@@ -212,7 +212,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property

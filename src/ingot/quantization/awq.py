@@ -26,7 +26,7 @@ _FLOOR = np.float32(1e-3)  # the smallest root over the mean, for dead channels
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A matrix of a group: a sample of its rows, and the weights of its errors.
+    """A matrix that multiplies the scaled channels: a sample of its rows, and the weights of its errors.
 
     Parameters
     ----------
@@ -73,7 +73,10 @@ def candidates(squares: Array) -> list[Array]:
 
 
 def losses(reader: Reader, tried: Sequence[Array]) -> Array:
-    """Return the error of one matrix under each of the scales, rounded to the nearest levels of its grid: f64."""
+    """Return the rounding error of ``reader``'s matrix under each of the scales in ``tried``: f64 [scales].
+
+    Each error is that of rounding to the nearest level of the grid.
+    """
     grid = reader.grid
     levels = None
     if grid.learnt and grid.scaled:  # a palette's values are learnt for each of the scales

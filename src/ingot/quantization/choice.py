@@ -1,7 +1,7 @@
-"""Parsing of a recipe's quantizer: the grid, and the layout of the numbers until a container repacks them.
+"""Parsing of a recipe's quantizer into a grid of values and the layout that stores the codes.
 
-The layout is the affine family's integers, a scaled codebook, a palette, ggml's blocks or a trellis's streams;
-containers repack these exactly.
+The layout is the affine family's integers, a scaled codebook, a palette, ggml's blocks or a trellis's streams. If a
+container stores another layout, the codes are repacked exactly.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ StoredLayout = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteL
 
 @dataclass(frozen=True, slots=True)
 class QuantizerSpec:
-    """A quantizer and a grid.
+    """A quantizer, the grid to which it rounds, and the codec that stores the codes.
 
     Parameters
     ----------
@@ -72,7 +72,9 @@ class QuantizerSpec:
 
     @property
     def entries(self) -> bool:
-        """Whether numbers are entries of one of ggml's grid types; the grid only states their bits and columns."""
+        """Whether codes are entries of one of ggml's grid types; then ``grid`` states only the bits and the group's
+        columns.
+        """
         return self.block in ENTRY_TYPES
 
     @property
@@ -150,7 +152,7 @@ class QuantizerSpec:
 
 
 def parse_quantizer(quantizer: object, codec: str, options: Mapping[str, Any]) -> QuantizerSpec:
-    """Return the spec that a rule's quantizer, codec and options declare.
+    """Return the spec that a recipe rule's quantizer, codec and options declare.
 
     Parameters
     ----------
@@ -204,7 +206,7 @@ def _split(quantizer: object) -> tuple[bool, str]:
 
 
 def _grid(codec: str, options: dict[str, Any]) -> tuple[Grid, str | None]:
-    """Return a grid, and the type of ggml's blocks in which its numbers are stored."""
+    """Return the grid that a codec's options declare, and the ggml block type that stores it; None for other codecs."""
     if codec == GgmlBlocksLayout.codec:
         _require_known(options, ("type",))
         block_type = options.get("type")
@@ -259,7 +261,7 @@ def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
 def round_with(
     spec: QuantizerSpec, weights: Array, factors: Factors, levels: Array | None = None
 ) -> list[RoundedMatrix]:
-    """Return a matrix rounded as ``spec`` declares, split into bands if each band of rows has its own table.
+    """Return the matrix ``weights`` rounded as ``spec`` declares: one item, or one per band of rows with its own table.
 
     Parameters
     ----------

@@ -38,9 +38,10 @@ _TINY = np.finfo(np.float64).tiny
 
 
 def factors_under(rows: Array, max_rank: int, error: float | None, factors: Factors) -> tuple[Array, Array]:
-    """Return left [rows, r] and right [r, cols] in f64; see ``low_rank_fit.factors`` for ``max_rank`` and ``error``.
+    """Return left [rows, r] and right [r, cols], f64, whose product has the least error under ``factors``.
 
-    ``error`` is a fraction of the norm under the factors. Columns of left have the norms of the rows of right.
+    ``max_rank`` and ``error`` have the meaning of ``low_rank_fit.factors``; ``error`` is a fraction of the norm under
+    the factors. Each column of left has the norm of the same row of right.
     """
     inner, outer = _roots(factors)
     left_factor, right = plain_factors(_white(rows, inner, outer), max_rank, error)
@@ -119,7 +120,7 @@ class RoundingEncoder(Encoder):
         return self._scratch
 
     def set_range_probe(self, probe: RangeProbe | None) -> None:
-        """Set the probe for values that are too small for the scales' type."""
+        """Set the probe that refuses values too small for the scales' type; None for no check."""
         self._reach = probe
 
     def range_probe(self) -> RangeProbe | None:
@@ -161,9 +162,9 @@ def stretch(bands: Sequence[RoundedMatrix], weights: Array, factors: Factors) ->
 
 
 def along(weights: Array, values: Array, factors: Factors) -> float:
-    """Return ``tr(G Q A W^T)`` over ``tr(G W A W^T)``: the length of ``values`` along the matrix.
+    """Return how much of ``weights`` the rounded ``values`` keep: ``tr(G Q A W^T)`` over ``tr(G W A W^T)``.
 
-    1 for a zero matrix.
+    W is ``weights`` and Q is ``values``. The result is 1 for a zero matrix.
     """
     product = multiply(weights, factors.inputs)
     if factors.outputs is not None:

@@ -123,7 +123,7 @@ def _choose(
     feedback: Feedback | None,
     column: int,
 ) -> Codes:
-    """Return the codes of eight columns: the nearest ones to the targets.
+    """Return codes of eight columns, which begin at ``column``, for ``targets``: the nearest ones.
 
     With ``feedback``, a second candidate takes the effect of the columns on each other into account; for each row the
     candidate of lower error remains.

@@ -1,4 +1,4 @@
-"""The weights of a matrix's errors in quantizers: damped second moments, and their triangular factors."""
+"""The factors that weight the rounding errors of a matrix: damped second moments of its inputs and gradients."""
 
 from __future__ import annotations
 
@@ -88,9 +88,10 @@ def no_factors(cols: int) -> Factors:
 
 
 class Feedback(NamedTuple):
-    """``A = (U + I) D (U + I)^T``: strictly upper U, f32 [cols, cols], and the diagonal D, f32 [cols].
+    """The triangular factor of the second moment A, by which the error of a column moves the targets of later columns.
 
-    ``more`` is the number that had to be added to A's diagonal, as a fraction of its mean, for the factor to exist.
+    ``A = (U + I) D (U + I)^T``: strictly upper U, f32 [cols, cols], and the diagonal D, f32 [cols]. ``more`` is the
+    number that had to be added to A's diagonal, as a fraction of its mean, for the factor to exist.
     """
 
     upper: Array
@@ -124,17 +125,20 @@ def feedback_factor(compute: Callable[[], Array]) -> Feedback:
 
 
 class Links(NamedTuple):
-    """``G = (L + I) D (L + I)^T``: strictly lower L, f32 [rows, rows], and the diagonal D, f32 [rows]."""
+    """The triangular factor of the second moment G, by which the error of a row moves the targets of earlier rows.
+
+    ``G = (L + I) D (L + I)^T``: strictly lower L, f32 [rows, rows], and the diagonal D, f32 [rows].
+    """
 
     below: Array
     diagonal: Array
 
 
 def links_of(outputs: Array) -> Links:
-    """Return the triangular factor of G; raises ``ResourceError`` ``quantizer.singular``.
+    """Return the triangular factor of ``outputs``, the damped G; raises ``ResourceError`` ``quantizer.singular``.
 
-    Row k is the effect of an error of row k on the targets of the rows before it. It is the ``feedback_factor`` of G
-    with both axes reversed.
+    Element [k, j] of L is the effect of an error of row k on the target of row j, for j before k. The function applies
+    ``feedback_factor`` to G with both axes reversed.
     """
     reverse = outputs[::-1, ::-1]
     factor = feedback_factor(lambda: np.array(reverse, np.float32, order="C"))
@@ -143,7 +147,7 @@ def links_of(outputs: Array) -> Links:
 
 
 def _reverse(matrix: Array) -> None:
-    """Reverse both axes in place."""
+    """Reverse the rows and the columns of ``matrix`` in place."""
     flat = matrix.reshape(-1)
     half = len(flat) // 2
     for first in range(0, half, _CHUNK):
@@ -154,7 +158,9 @@ def _reverse(matrix: Array) -> None:
 
 
 def _damp(moment: Array, mean: float, damping: float) -> Array:
-    """Return a moment divided by ``mean`` and then damped, as a new f32 array."""
+    """Return ``moment / mean`` with ``damping`` added to its diagonal, as a new f32 array; the identity if ``mean`` is
+    0.
+    """
     if mean <= 0:
         return np.eye(len(moment), dtype=np.float32)
     # Scaled to a mean of 1: sums of squares of tiny gradients stay within f32.
@@ -164,7 +170,7 @@ def _damp(moment: Array, mean: float, damping: float) -> Array:
 
 
 def _weights(diagonal: Array, mean: float, damping: float) -> Array:
-    """Return the diagonal of the damped moment."""
+    """Return the diagonal of the matrix that ``_damp`` returns, from the moment's ``diagonal``."""
     if mean <= 0:
         return np.ones(len(diagonal), np.float32)
     return diagonal / np.float32(mean) + np.float32(damping)

@@ -190,7 +190,7 @@ class Rounded:
 
     @property
     def kernel_grid(self) -> native.kernels.RoundingGrid:
-        """The grid for native kernels."""
+        """The grid in the form that the native kernels take."""
         grid = self.grid
         nested = self.grid.nested
         steps = (0.0, 0.0, 0.0) if nested is None else (nested.low, nested.high, nested.minimum)

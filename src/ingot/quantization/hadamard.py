@@ -24,7 +24,7 @@ LARGEST_SMALL = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class HadamardOrder:
-    """The factors of a matrix of size ``small * power``, where ``power`` is a power of 2.
+    """The decomposition of a matrix of size ``small * power``, where ``power`` is a power of 2.
 
     The matrix is the Kronecker product of a small matrix and Sylvester's matrix. ``hadamard`` is true if the small
     matrix is a Hadamard matrix, and false if it is a Hartley transform.
@@ -43,7 +43,7 @@ class HadamardOrder:
 
 @lru_cache(maxsize=64)
 def order_of(size: int) -> HadamardOrder:
-    """Return the factors of a size from 1 to 2^20, with the smallest possible small matrix."""
+    """Return the decomposition of a matrix of a size from 1 to 2^20, with the smallest possible small matrix."""
     assert 1 <= size <= _LARGEST
     twos = size & -size
     odd_factor = size // twos
@@ -59,7 +59,7 @@ def order_of(size: int) -> HadamardOrder:
 
 @lru_cache(maxsize=16)
 def small_matrix(small: int, hadamard: bool) -> Array:
-    """Return the small matrix: f32 [small, small], orthogonal with rows of length sqrt(small)."""
+    """Return the small factor of a matrix: f32 [small, small], orthogonal with rows of length sqrt(small)."""
     if small == 1:
         return np.ones((1, 1), np.float32)
     if hadamard:
@@ -78,7 +78,7 @@ def signs_of(size: int, seed: int, label: str) -> Array:
 
 
 def transform(rows: Array, order: HadamardOrder) -> Array:
-    """Return each row multiplied by the matrix of an order, divided by the root of its size: f32 [rows, size]."""
+    """Return each row multiplied by the matrix of ``order`` and divided by the root of its size: f32 [rows, size]."""
     count, size = rows.shape
     result = _sylvester(np.ascontiguousarray(rows, np.float32).reshape(count * order.small, order.power))
     if order.small > 1:

@@ -35,18 +35,20 @@ class RepeatableMap(LinearMap, Protocol):
     """A linear map that can be repeated block by block."""
 
     def repeat(self, block: int, times: int) -> RepeatableMap:
-        """Return the map of vectors in which each ``block`` numbers occur ``times`` times in succession.
+        """Return the map for vectors in which each ``block`` numbers of this map's vectors occur ``times`` times in
+        succession.
 
-        It serves blocks that several heads share. Only a map that does not mix blocks supports it.
+        An example are heads of keys that several heads of queries share. Only a map that does not mix blocks supports
+        it.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A diagonal map that multiplies by ``by`` in ``forward``, and by ``over`` in ``back``; both f32 [size].
+    """A diagonal map: ``forward`` multiplies by ``by``, ``back`` by ``over``; both f32 [size].
 
-    Corresponding elements of ``by`` and ``over`` are reciprocals of each other unless one is 0.
+    Corresponding elements are reciprocals of each other unless one is 0.
     """
 
     by: Array
@@ -97,7 +99,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Maps applied one after the other."""
+    """Several maps in sequence: ``forward`` applies the first one first."""
 
     maps: Sequence[RepeatableMap]
 
@@ -121,7 +123,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Maps of consecutive segments of a vector; an integer is the length of a segment that does not change."""
+    """A map of a vector in consecutive segments.
+
+    Each segment has a map; an integer in place of a map is the length of a segment that does not change.
+    """
 
     segments: Sequence[RepeatableMap | int]
 
@@ -149,14 +154,16 @@ class Parts:
 
 
 def both_sides(moment: Array, change: LinearMap) -> Array:
-    """Return ``T M T^T`` of a second moment: f32 [size, size], symmetric."""
+    """Return ``T M T^T`` for the second moment ``moment`` of vectors that the map T changes: f32 [size, size],
+    symmetric.
+    """
     once = change.forward(moment)
     twice = change.forward(np.ascontiguousarray(once.T))
     return _symmetric(twice)
 
 
 def both_backs(moment: Array, change: LinearMap) -> Array:
-    """Return ``T^-T M T^-1`` of a second moment of gradients: f32 [size, size], symmetric."""
+    """Return ``T^-T M T^-1`` for the second moment ``moment`` of gradients: f32 [size, size], symmetric."""
     once = change.back(moment)
     twice = change.back(np.ascontiguousarray(once.T))
     return _symmetric(twice)

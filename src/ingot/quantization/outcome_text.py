@@ -11,7 +11,7 @@ _SHOWN = 4
 
 
 def outcome_lines(every: Sequence[Outcome], source: str) -> list[str]:
-    """Return report lines about the rounded matrices; an empty list if ``every`` is empty.
+    """Return report lines about ``every``, the outcomes of all rounded matrices; an empty list if there are none.
 
     ``source`` identifies the statistics: their location or id.
     """
@@ -34,7 +34,7 @@ def outcome_lines(every: Sequence[Outcome], source: str) -> list[str]:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names as text, and how many more there are."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 

@@ -32,7 +32,7 @@ _WIDE = 512  # columns whose errors are summed at once
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """The method by which a matrix is rounded: see ``round_matrix``."""
+    """The quantizer and the order of columns; ``round_matrix`` describes both."""
 
     quantizer: str = TWO_SIDED
     act_order: bool = False
@@ -87,7 +87,7 @@ def round_bands(weights: Array, grid: Grid, factors: Factors, how: How, rows: in
 
 
 class _Work:
-    """The rounding of one matrix."""
+    """The rounding of one matrix, with factors that are computed once for all bands of its rows."""
 
     def __init__(self, factors: Factors, how: How) -> None:
         self._factors = factors
@@ -104,7 +104,7 @@ class _Work:
         return feedback_factor(self._factors.new_inputs)
 
     def start(self, weights: Array, grid: Grid, levels: Array | None = None) -> Rounded:
-        """Return rows of the matrix rounded independently of each other."""
+        """Return ``weights``, rows of the matrix, rounded to ``grid`` without regard to other rows."""
         if levels is None:
             levels = learn_levels(weights, grid, self._factors.weights) if grid.learnt else grid.levels
         rounded = Rounded.start(grid, (len(weights), weights.shape[1]), levels)
@@ -121,7 +121,9 @@ class _Work:
         return rounded
 
     def end(self, bands: Sequence[Rounded], weights: Array) -> None:
-        """If the quantizer is ``two-sided``, run coordinate descent on all rows together."""
+        """Finish all ``bands`` of the matrix: if the quantizer is ``two-sided``, run coordinate descent on all rows
+        together.
+        """
         if self._how.quantizer == TWO_SIDED:
             self.__dict__.pop("_feedback", None)  # as large as A, and no longer needed
             for turn in range(PASSES):
@@ -159,7 +161,7 @@ class _Work:
         self._note_error(rounded, ordered, targets, permuted.values())
 
     def _note_error(self, rounded: Rounded, weights: Array, targets: Array, values: Array) -> None:
-        """Store the error sums if no descent follows feedback, and errors are weighted by A alone."""
+        """Compute and store the error sums, if no descent follows feedback and errors are weighted by A alone."""
         if self._how.quantizer == GPTQ and self._factors.outputs is None:
             rounded.error_sums = _error_sums(self._feedback, weights, targets, values)
 
@@ -185,7 +187,7 @@ def _error_sums(feedback: Feedback, weights: Array, targets: Array, values: Arra
 
 
 class HasValues(Protocol):
-    """A rounded matrix, or rows of one."""
+    """A rounded matrix, or a band of its rows."""
 
     def values(self) -> Array:
         """Return the decoded values: f32 [rows, cols]."""
@@ -236,7 +238,11 @@ def _spans(rounded: Rounded) -> Iterator[tuple[int, int]]:
 def _feed(
     rounded: Rounded, weights: Array, targets: Array, factor: Array, errors: Array, columns: tuple[int, int]
 ) -> None:
-    """Round columns whose scales are chosen, and add their errors to the ``targets`` of all columns after them."""
+    """Round columns whose scales are chosen.
+
+    ``columns`` are the first column and the one after the last. Their errors are added to the ``targets`` of all later
+    columns.
+    """
     cols, (first, last) = weights.shape[1], columns
     for start in range(first, last, _STEP):
         stop = min(start + _STEP, last)

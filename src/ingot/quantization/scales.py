@@ -53,9 +53,9 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last
 
 
 def second_of(weights: Array, grid: Grid) -> float:
-    """Return the number by which all scales of a matrix are multiplied or divided, as ``grid.second`` requires.
+    """Return the second scale of a matrix, by which ``grid.second`` multiplies or divides all scales.
 
-    With this number, the largest number of the scales' type is the scale of the group of the largest magnitude.
+    It gives the group of the largest magnitude the largest scale that the scales' type has.
     """
     amax = float(np.abs(weights).max(initial=0)) if grid.amax is None else grid.amax
     limit = float(grid.levels.max()) * largest(grid.scales)
@@ -74,7 +74,7 @@ def apply_second(scales: Array, grid: Grid, second: float, *, inverse: bool = Fa
 
 
 def _small(rounded: Rounded, targets: Array, importance: Array) -> Array:
-    """Return a scale of an 8-bit type for each row of ``targets``: the candidate of least error."""
+    """Return the scale of least error for each row of ``targets``, among candidates of an 8-bit type."""
     levels = rounded.levels
     dtype = rounded.grid.scales
     grid = rounded.grid

@@ -59,7 +59,7 @@ def _values(weights: Array, grid: Grid, importance: Array) -> Array:
 
 
 def _start(rows: Array, grid: Grid, groups: Array) -> Array:
-    """Return quantiles of the values over their groups' RMS."""
+    """Return the initial levels: quantiles of the values, each divided by the RMS of its group."""
     edges = np.arange(0, rows.shape[1], grid.group)
     squares = np.add.reduceat(np.square(rows, dtype=np.float64), edges, axis=1)
     counts = np.diff(np.append(edges, rows.shape[1]))

@@ -38,7 +38,7 @@ MIDDLE = 0.5
 
 
 def parts_of(bands: Sequence[RoundedMatrix], spec: QuantizerSpec) -> Mapping[str, Array]:
-    """Return the parts of a tensor from its rounded matrices, or from the bands of its only matrix."""
+    """Return a tensor's parts for ``bands``: its rounded matrices, or the bands of rows of its only matrix."""
     if spec.streams:
         parts = [band.parts() for band in bands if isinstance(band, Streams)]
         return {role: np.concatenate([part[role] for part in parts]) for role in parts[0]}
@@ -71,7 +71,10 @@ def _zeros(rounded: Sequence[Rounded], grid: Grid, scales: Array) -> dict[str, A
 
 
 def _four_bits(rounded: Sequence[Rounded], codes: Array) -> Mapping[str, Array]:
-    """Return the parts of MXFP4 or NVFP4; converts indices of ascending levels to codes of sign and magnitude."""
+    """Return the parts of MXFP4 or NVFP4.
+
+    ``codes`` are indices of ascending levels; the parts store sign and magnitude.
+    """
     grid = rounded[0].grid
     rising = numbers(FOUR_BITS)
     index = codes_of(np.sort(rising) + np.float32(0), FOUR_BITS)
@@ -82,7 +85,7 @@ def _four_bits(rounded: Sequence[Rounded], codes: Array) -> Mapping[str, Array]:
 
 
 def _rows(codes: Array, bits: int) -> Array:
-    """Return codes packed row by row; rows begin at bytes."""
+    """Return ``codes`` of ``bits`` bits packed row by row, each row in whole bytes."""
     return stream(codes, bits) if codes.shape[1] * bits % 8 else pack(codes, bits)
 
 
@@ -152,7 +155,7 @@ def has_statistics(statistics: StatisticsSource | None, name: str, shape: tuple[
 
 
 def damping_for(spec: QuantizerSpec) -> float:
-    """Return the number to add to the diagonals of the factors, as a fraction of their means.
+    """Return the damping of a spec: the number to add to the factors' diagonals, as a fraction of their means.
 
     It is larger for signs: their errors are so large that directions with few samples matter too.
     """

@@ -129,8 +129,7 @@ def _row_weights(factors: Factors, first: int, last: int) -> Array:
 
 
 class _BandLinks:
-    """The effect of the errors of finished bands on the targets of earlier ones, and the links of rows within a
-    band."""
+    """The effect of errors on the targets of earlier rows under G: between bands, and between the rows of a band."""
 
     def __init__(self, links: Links, targets: Sequence[Array], bands: Sequence[tuple[int, int]]) -> None:
         self._all = links
@@ -138,13 +137,17 @@ class _BandLinks:
         self._shifts = [np.zeros_like(band) for band in targets]
 
     def links(self, index: int) -> _Linked:
-        """Return the arguments of a search of a band under G."""
+        """Return what a search of band ``index`` needs of G: L within the band, D of its rows, and the shift of its
+        targets.
+        """
         rows = slice(*self._bands[index])
         below = np.ascontiguousarray(self._all.below[rows, rows])
         return below, np.ascontiguousarray(self._all.diagonal[rows]), self._shifts[index]
 
     def add_errors(self, index: int, errors: Array) -> None:
-        """Add the effect of a band's errors (f32 [cols, rows of the band]) to the shifts of earlier bands."""
+        """Add the effect of a band's ``errors`` (f32 [cols, rows of the band]) to the shifts of the targets of earlier
+        bands.
+        """
         first, last = self._bands[index]
         for earlier, (start, stop) in enumerate(self._bands[:index]):
             link = np.ascontiguousarray(self._all.below[first:last, start:stop])
@@ -227,7 +230,11 @@ class _Band:
         self.scales[group] = np.where(scales == 0, 0, _round_to(product / np.where(square > 0, square, 1), grid.scales))
 
     def _fit(self, targets: Array, heavy: Array, scales: Array) -> tuple[Array, Array]:
-        """Return the weighted sums of ``targets * values`` and ``values ** 2`` by rows, after an open search."""
+        """Search streams for ``targets`` and return the sums of ``targets * values`` and of ``values ** 2`` for each
+        row.
+
+        The sums are weighted by ``heavy``. The streams may begin and end with any state.
+        """
         windows = np.zeros(targets.shape, np.uint16)
         self.search(targets, windows, scales[None], open_ends=True)
         values = values_of(self.grid.bits)[windows].astype(np.float64)
@@ -273,7 +280,7 @@ def _descend(
 def _gradient(
     factors: Factors, product: Sequence[Array], bands: Sequence[tuple[int, int]], index: int
 ) -> tuple[Array, Array]:
-    """Return the block of G for the rows of a band, and the band's transposed gradient (G D A)'."""
+    """Return G for the rows of a band, and the band's transposed gradient (G D A)'."""
     first, last = bands[index]
     if factors.outputs is None:
         return np.eye(last - first, dtype=np.float32), product[index].copy()

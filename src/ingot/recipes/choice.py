@@ -66,7 +66,7 @@ class Choice:
             )
 
     def _probe(self) -> Encoder:
-        """Return an encoder with these options for the first shape and dtype of weights that the codec supports."""
+        """Return an encoder with these options for typical weights, which checks the options."""
         reason: UnsupportedError | None = None
         for shape in _PROBE_SHAPES:
             for dtype in ("f32", "bf16", "f16"):

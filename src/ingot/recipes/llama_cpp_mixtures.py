@@ -286,8 +286,10 @@ _Assignment = tuple[str, str, str | None, dict[str, Any]]
 
 
 def _assignments(mixture: Mixture, facts: ModelFacts) -> Iterator[_Assignment]:
-    """Yield the rules of a mixture as label, type, quantizer and conditions. The first rule whose conditions hold
-    decides."""
+    """Yield the rules of a mixture for a model: label, type, quantizer and conditions.
+
+    The first rule whose conditions hold decides.
+    """
     quantizer = _quantizer_of_ends(mixture)
     yield "head", _head_type(mixture), quantizer, {"match": _HEAD, "roles": ("head",)}
     embedding = _head_type(mixture) if facts.tied else _embedding_type(mixture)
@@ -350,7 +352,7 @@ def _type_in_layer(mixture: Mixture, facts: ModelFacts, category: str, layer: in
 
 
 def _low_type(mixture: Mixture, facts: ModelFacts, category: str, layer: int) -> str:
-    """Return the type in the mixtures below 3 bits."""
+    """Return the type of a matrix of ``category`` in ``layer``, for the mixtures below 3 bits."""
     better = "iq3_s" if mixture.name in _FINER_LOW else "q2_k"
     if category == _VALUE:
         return "q4_k" if facts.shared_heads >= 4 or facts.experts >= 4 else better
@@ -368,7 +370,10 @@ def _low_type(mixture: Mixture, facts: ModelFacts, category: str, layer: int) ->
 
 
 def _needs_more_bits(index: int, count: int) -> bool:
-    """Return whether a layer is in the first or the last eighth, or a third one in between."""
+    """Return whether llama.cpp gives the matrix at ``index``, of ``count``, more bits.
+
+    It does in the first and the last eighth of the layers, and for every third layer between them.
+    """
     eighth = count // 8
     return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import PurePosixPath
@@ -25,6 +26,7 @@ PRESETS = (
     "lossless-max",
     "decompress",
     "tca-tbe",
+    "16bit",
     "bf16",
     "f16",
     "int8-fine",
@@ -159,13 +161,19 @@ def _unknown_recipe(location: Location) -> UsageError:
             rule="recipe.unknown",
             where=text,
         )
-    hint = did_you_mean(text.lower(), _LOWER)
-    presets = "`ingot recipes` lists the presets" if hint else f"presets: {', '.join(ALL_PRESETS)}"
     return UsageError(
-        f"expected a preset or a TOML file, found neither{hint}; {presets}",
+        f"expected a preset or a TOML file, found neither; {_nearest_presets(text)}",
         rule="recipe.unknown",
         where=text,
     )
+
+
+def _nearest_presets(text: str) -> str:
+    """Return advice for a name that is no preset: the nearest names, and the command that lists all."""
+    near = get_close_matches(text.lower(), _LOWER, 3, 0.5)
+    listed = " or ".join(repr(_LOWER[name]) for name in near)
+    hint = f"did you mean {listed}? " if near else ""
+    return f"{hint}`ingot recipes` lists the presets"
 
 
 def preset_hint(format: str, choice: Choice) -> str:
@@ -184,7 +192,7 @@ def preset_text(name: str) -> str:
     preset = preset_name(name)
     if preset is None:
         raise UsageError(
-            f"expected a preset ({', '.join(ALL_PRESETS)}), found {name!r}{did_you_mean(name.lower(), _LOWER)}",
+            f"expected a preset, found {name!r:.80}; {_nearest_presets(name)}",
             rule="recipe.unknown",
         )
     if preset in MIXTURE_PRESETS:

@@ -57,7 +57,7 @@ class Patterns:
 
 
 def exactly(name: str) -> str:
-    """Return a pattern that matches only this name: the name, or a regular expression if it has glob characters."""
+    """Return a pattern that matches only the tensor name ``name``."""
     return f"re:{re.escape(name)}\\Z" if _special(name) or name.startswith("re:") else name
 
 
@@ -77,7 +77,7 @@ _SPAN = re.compile(r"(-?[0-9]{1,6})(?:-(-?[0-9]{1,6}))?")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The properties of a tensor that the conditions of rules test, computed once for all rules."""
+    """The properties of a tensor that rules test, computed once for all rules."""
 
     name: str
     role: str
@@ -298,7 +298,10 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A recipe's decision on one tensor: ``choice`` None keeps it, ``rule_index`` None means that no rule hit it."""
+    """A recipe's decision on one tensor.
+
+    ``choice`` is None if the tensor stays as it is stored, ``rule_index`` is None if no rule hit the tensor.
+    """
 
     rule_index: int | None
     rule_label: str

@@ -118,13 +118,16 @@ def recipes_of_type(name: str) -> list[tuple[str, Recipe]]:
 
 
 def _is_cast(rule: Rule) -> bool:
-    """Return whether a rule only chooses among dtypes, as rules of MLX presets do for tensors that are not matrices."""
+    """Return whether a rule's candidates are all ``dense``: such a rule only picks a dtype.
+
+    Rules of MLX presets for tensors that are not matrices are of this form.
+    """
     choice = rule.choice
     return isinstance(choice, Measured) and all(item.codec == DenseLayout.codec for item in choice.candidates)
 
 
 def _fix(rule: Rule, index: int) -> Rule:
-    """Return a rule with its candidate at ``index`` as the choice, or the last candidate if it has fewer."""
+    """Return a rule whose choice is its candidate at ``index``, or its last candidate if it has fewer."""
     if not isinstance(rule.choice, Measured):
         return rule
     candidates = rule.choice.candidates

@@ -139,6 +139,19 @@ def accepts_specs(
     )
 
 
+def why_not_a_file(profile: RuntimeProfile, container: str, path: str) -> str:
+    """Return why a program does not load a single file of a container; empty if it does.
+
+    A program loads folders if its profile requires files, such as ``config.json``, for the container. ``path`` is the
+    target.
+    """
+    needs = [item for item in profile.requirements if container in item.containers]
+    files = sorted({name for item in needs for name in (*item.files, *item.any_files[:1])})
+    if not files:
+        return ""
+    return f"{profile.title} loads a folder with {' and '.join(files)}, and {path} is a single file"
+
+
 def refusal(answer: Answer, location: str) -> UnsupportedError:
     """Return the error for an artifact that a program would not load: the first reason, and the number of further
     ones."""

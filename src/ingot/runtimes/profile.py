@@ -62,6 +62,8 @@ class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
         Whether the folder states how inputs of layers are quantized. None: either.
     whole_groups : bool
         Groups must divide the columns.
+    kl : float
+        Limit of KL(decoded values || program) in nats per token if it is above 1e-3; ``note`` explains it. 0: 1e-3.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
     scales: tuple[str, ...] = ()
     activations: bool | None = None
     whole_groups: bool = False
+    kl: float = 0.0
 
 
 @preload

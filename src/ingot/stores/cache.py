@@ -65,9 +65,10 @@ def cached(
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    """Rename the new folder to its final name.
+    """Rename the complete folder ``temporary`` to ``final``, in one step.
 
-    An existing folder, damaged or just created by another process, changes names with the new one.
+    If ``final`` exists, because it is damaged or another process has just created it, the two folders exchange their
+    names.
     """
     try:
         temporary.chmod(0o755)

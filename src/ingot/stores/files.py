@@ -79,7 +79,10 @@ class ReadAhead:
 
 
 def flat(data: memoryview) -> memoryview:
-    """Return ``data`` as unsigned bytes in one dimension; it may be empty in any shape, which ``cast`` refuses."""
+    """Return ``data`` as unsigned bytes in one dimension.
+
+    The function exists because ``cast`` refuses memory of size 0.
+    """
     return data.cast("B") if data.nbytes else memoryview(b"")
 
 
@@ -116,7 +119,7 @@ class OpenFiles:
         self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Replace the lock: in a forked child the thread that held it does not exist."""
+        """Replace the lock in a forked child process: the thread that held the lock does not exist there."""
         self._lock = threading.RLock()  # the garbage collector may drop a source while its thread holds the lock
 
     def get(self, key: int, reopen: Callable[[], Handle]) -> Handle:
@@ -139,7 +142,7 @@ class OpenFiles:
         return handle
 
     def drop(self, key: int) -> None:
-        """Remove a source's handle."""
+        """Remove the handle of the source ``key``; it is closed when no other reference exists."""
         with self._lock:
             removed = self._handles.pop(key, None)
         del removed
@@ -272,7 +275,7 @@ class PreadSource(StampedSource):
         return handle
 
     def _prepare(self, handle: Handle) -> None:
-        """Set up a new handle; read calls need nothing."""
+        """Prepare a newly opened handle for reads; files that are read by calls need no preparation."""
 
     def _ready(self, offset: int, length: int) -> Handle:
         """Return the handle; raise an error for a range outside the file, or if the file has shrunk.
@@ -394,7 +397,7 @@ def _reopen(source_type: type[PreadSource], path: str, name: str, stamp: Stamp) 
 
 
 def stamp_of(descriptor: int) -> Stamp:
-    """Return the stamp of an open file."""
+    """Return the stamp (``Stamp``) of the open file ``descriptor``."""
     status = os.fstat(descriptor)
     return Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)
 

@@ -107,7 +107,7 @@ def filesystem(folder: str) -> str:
 
 
 def _innermost(table: str, folder: str) -> str:
-    """Return the file system type at the longest mount point above ``folder``.
+    """Return the type of the file system at the longest mount point that contains ``folder``.
 
     If a mount point occurs several times, the last one counts, because it hides the earlier ones.
     """
@@ -126,7 +126,10 @@ def _innermost(table: str, folder: str) -> str:
 
 
 def tree(folder: str, prefix: str) -> Iterator[str]:
-    """Yield ``prefix`` plus the name of each file in a folder, at any depth; for an empty folder its name and ``/``."""
+    """Yield ``prefix`` plus the name of each file in a folder, at any depth.
+
+    For an empty folder it yields the folder's name and a slash.
+    """
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
@@ -319,7 +322,7 @@ class LocalTarget:
             raise write_error(error, str(self._folder)) from error
 
     def flush(self, names: Iterable[str]) -> None:
-        """Flush these files to disk."""
+        """Flush the files ``names`` to disk."""
         for name in names:
             try:
                 system.flush(self._folder / file_name(name, str(self._folder)))
@@ -444,13 +447,16 @@ class LocalSink(DiskSink):
 
 
 def _roots(folder: Path) -> set[Path]:
-    """Return the folders that may contain a store's files: the folder; for a snapshot of the Hub's cache also blobs."""
+    """Return the folders in which links of a store's ``folder`` may end.
+
+    These are the folder itself and, for a snapshot in the Hub's cache, the blobs of its model.
+    """
     root = Path(os.path.realpath(folder))
     return {root, root.parent.parent / "blobs"} if root.parent.name == "snapshots" else {root}
 
 
 def _choose(io: str, folder: str) -> str:
-    """Return "mmap" or "pread" for a folder whose path is resolved."""
+    """Return the method of reading, "mmap" or "pread", that ``io`` selects for a folder whose path is resolved."""
     if io != "auto":
         return io
     return "pread" if is_network(folder) else "mmap"

@@ -44,7 +44,7 @@ class Scheme(ABC):
         return None
 
     def share(self, text: str, *, create: bool) -> SharedFolder:
-        """Return the folder at this address for use by several processes at once; see ``SharedFolder``.
+        """Return the folder at this address as a ``SharedFolder``, which several processes may use at once.
 
         If ``create`` is set, a missing folder is created. Raises the errors of ``store``, and ``UsageError``
         ``store.not-writable`` if the scheme has no shared folders.

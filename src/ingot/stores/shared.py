@@ -115,7 +115,7 @@ class SharedFolder(ABC):
 
 
 class LocalShared(SharedFolder):
-    """A folder of the local file system."""
+    """A shared folder on a local disk, locked by the system's file locks."""
 
     store: LocalStore
 
@@ -174,7 +174,7 @@ class LocalShared(SharedFolder):
             shutil.rmtree(staging, ignore_errors=True)
 
     def _create_parents(self, name: str) -> Path:
-        """Create the folder of a file, flushed to disk, and return the file's path."""
+        """Create the folders of the file ``name``, flush them to disk, and return the file's path."""
         path = self.store.local_path(name)
         missing = [parent for parent in path.parents if not parent.is_dir()]
         try:

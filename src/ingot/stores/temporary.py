@@ -34,7 +34,7 @@ class TemporaryFolder:
             self.paths[name] = str(path)
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the temporary folder with its files."""
         self._remove()
 
 

@@ -57,7 +57,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Case:
-    """One combination to test: the shape and dtype of the source, and the options of the encoder."""
+    """A combination that the suite tests: the shape and dtype of the source, and the options of the encoder."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
@@ -131,7 +131,7 @@ class CodecSuite:
         return encode_tensor(self.codec, values, case.options, dtype=case.dtype, cuts=cuts)
 
     def targets(self, tensor: Tensor) -> tuple[str, ...]:
-        """Return the float types to which this tensor must decode."""
+        """Return the float types into which the suite decodes ``tensor``: none if its own type is no float."""
         return FLOAT_TARGETS if DTYPES[tensor.dtype].is_float else ()
 
     # The checks: subtests of each case.

@@ -62,7 +62,7 @@ def encode_parts(codec: Codec, encoder: Encoder, array: Array, cuts: Sequence[in
 def encode_tensor(
     codec: Codec, array: Array, options: Mapping[str, Any] | None = None, *, dtype: str, cuts: Sequence[int] = ()
 ) -> Tensor:
-    """Return ``array`` as a tensor of ``codec`` whose parts are in memory, and which can be decoded."""
+    """Encode ``array`` by ``codec``; return the tensor, with its parts in memory and the codec as decoder."""
     encoder = codec.encoder(array.shape, dtype, options or {})
     arrays = encode_parts(codec, encoder, array, cuts)
     parts = {spec.role: memory_part(arrays[spec.role], spec.dtype, spec.type) for spec in encoder.parts}
@@ -92,7 +92,7 @@ def repacked(repack: Repacked, tensor: Tensor, cuts: Sequence[int] = ()) -> Tens
 
 
 def with_parts(tensor: Tensor, parts: Mapping[str, Part]) -> Tensor:
-    """Return the tensor with some parts replaced."""
+    """Return ``tensor`` with the parts in ``parts`` instead of its parts of the same roles."""
     return replace(tensor, parts={**tensor.parts, **parts})
 
 

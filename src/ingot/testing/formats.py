@@ -51,7 +51,7 @@ METADATA = {"format": "pt", "clé": 'valeur "entre"\n', "": "", "a:b": "c:d"}
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor to write: its spec and the bytes of each part."""
+    """A tensor that the suite writes: its spec and the bytes of each part."""
 
     spec: TensorSpec
     parts: Mapping[str, bytes]
@@ -111,7 +111,7 @@ class FormatSuite:
         return [items[index] for index in self.format.order([item.spec for item in items])]
 
     def read(self, target: MemoryTarget) -> Catalog:
-        """Open the written files."""
+        """Open the files that the suite wrote; return their catalog."""
         store = MemoryStore(target.files)
         entry = self.format.entry(listing(store))
         assert entry is not None

@@ -22,6 +22,7 @@ NO_VOCABULARIES = (NO_VOCABULARY, "no_vocab")
 TEMPLATE = "tokenizer.chat_template"
 ID = "tokenizer.ggml.{}_token_id"
 BPE = "gpt2"
+GEMMA4 = "gemma4"
 SPM = "llama"
 MAX_TOKENS = 1 << 22
 IDS = {

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from ingot.translate.keys import MAX_TOKENS, text_of
-from ingot.translate.pretokenizers import BEGIN_WITH_BOS
+from ingot.translate.pretokenizers import BEGIN_WITH_BOS, SEPARATED
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 AROUND = ("bos", "eos", "sep")
@@ -101,7 +101,7 @@ def default_added(model: str, pre: str) -> dict[str, bool]:
         added["bos"] = True
     if model == "t5":
         added["eos"] = True
-    if model == "bert" or (model == "gpt2" and pre == "roberta-bpe"):
+    if model == "bert" or (model == "gpt2" and pre in SEPARATED):
         added["sep"] = True
     return added
 

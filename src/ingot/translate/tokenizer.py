@@ -10,12 +10,13 @@ from typing import Any
 
 from ingot.errors import UnsupportedError
 from ingot.formats.gguf.metadata import ABOUT, RAW
-from ingot.translate import chat_templates, pretokenizers, special_tokens, wordpiece_unigram
+from ingot.translate import chat_templates, pretokenizer_probe, pretokenizers, special_tokens, wordpiece_unigram
 from ingot.translate.keys import (
     ADD,
     BPE,
     BYTE,
     CONTROL,
+    GEMMA4,
     ID,
     IDS,
     MAX_TOKENS,
@@ -120,16 +121,24 @@ def _bpe_metadata(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Seq
         scores = ("array:f32", _scores(texts, types, merges))
         prefix = ("bool", _adds_space(tokenizer))
         return {MODEL: ("string", SPM), PRE: ("string", "default"), SCORES: scores, PREFIX: prefix}, []
-    ignore_merges = model.get("ignore_merges") is True
-    pre = pretokenizers.name_of(tokenizer.get("pre_tokenizer"), ignore_merges=ignore_merges)
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise unsupported(f"its tokens have a {key}, {str(model[key])[:20]!r}, which BPE of llama.cpp does not add")
+    identified = pretokenizer_probe.identify(tokenizer)
+    match = identified.match
+    if match is None:
+        raise unsupported(identified.reason)
     merge_texts = ("array:string", [" ".join(part.replace(" ", _SPACE) for part in pair) for pair in merges])
-    metadata: Typed = {MODEL: ("string", BPE), PRE: ("string", pre or "default"), MERGES: merge_texts}
-    if _is_wrapping(tokenizer.get("post_processor")) and pre == "gpt-2":
+    metadata: Typed = {MODEL: ("string", BPE), PRE: ("string", match.name), MERGES: merge_texts}
+    if _is_wrapping(tokenizer.get("post_processor")) and match.name == "gpt-2":
         metadata[PRE] = ("string", pretokenizers.ROBERTA)
-    if pre is None:
-        return metadata, ["a pre-tokenizer that llama.cpp has no name for"]
-    differs = ignore_merges != pretokenizers.STEPS[pre].ignore_merges
-    return metadata, [f"ignore_merges {ignore_merges}"] if differs else []
+    ignore_merges = model.get("ignore_merges") is True
+    dropped = [f"the normalizer {name}" for name in pretokenizer_probe.unicode_forms(tokenizer)]
+    if match.difference:
+        dropped.append(f"the splitting of {match.difference}: llama.cpp's {match.name} is used")
+    if ignore_merges != pretokenizers.STEPS[match.name].ignore_merges:
+        dropped.append(f"ignore_merges {ignore_merges}")
+    return metadata, dropped
 
 
 def _wordpiece_metadata(
@@ -272,7 +281,7 @@ def to_files(metadata: Mapping[str, Any], original: Mapping[str, Any] = {}) -> t
     if original.get("legacy") is False:
         settings["legacy"] = False
     built, differences = _TO_FILES[str(model)](metadata, vocab, settings)
-    processor = _roberta_processor if metadata.get(PRE) == pretokenizers.ROBERTA else _template_processor
+    processor = _roberta_processor if metadata.get(PRE) in pretokenizers.SEPARATED else _template_processor
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **built,
         "post_processor": processor(bos, eos),
@@ -321,16 +330,36 @@ def _flags(token: Mapping[str, Any], text: str) -> dict[str, bool]:
 def _bpe_files(
     metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    pre = str(metadata.get(PRE, "default"))
+    pre = "gemma4" if metadata[MODEL] == GEMMA4 else str(metadata.get(PRE) or "default")
     steps = pretokenizers.steps_of(pre)
-    steps_used = steps or pretokenizers.STEPS["gpt-2"]
+    if steps is None:
+        raise _unsupported_by_files(f"its pre-tokenizer {pre[:40]!r} is unknown")
     merges = [list(_pair(merge)) for merge in _as_list(metadata.get(MERGES)) if isinstance(merge, str)]
+    if not steps.bytewise:
+        return _spaced_bpe_files(vocab, merges, steps), []
+    differences = [
+        f"the published splitting of {difference}: tokenizer.json splits them as llama.cpp's {pre} does"
+        for name, _, difference in pretokenizers.PUBLISHED
+        if name == pretokenizers.ALIASES.get(pre, pre) and name != "gpt-2"
+    ]
     return {
         "normalizer": None,
-        "pre_tokenizer": pretokenizers.pre_tokenizer(steps_used),
+        "pre_tokenizer": pretokenizers.pre_tokenizer(steps),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe_model(vocab, merges, {"ignore_merges": steps_used.ignore_merges}),
-    }, [] if steps else [f"the pre-tokenizer {pre[:40]}: tokenizer.json splits as GPT-2's does"]
+        "model": _bpe_model(vocab, merges, {"ignore_merges": steps.ignore_merges}),
+    }, differences
+
+
+def _spaced_bpe_files(vocab: Mapping[str, int], merges: list[list[str]], steps: pretokenizers.Steps) -> dict[str, Any]:
+    """Return the fields of a BPE whose tokens are text with marks for spaces, and bytes for unknown characters."""
+    mark = {"type": "Replace", "pattern": {"String": " "}, "content": wordpiece_unigram.SPACE}
+    unmark = {"type": "Replace", "pattern": {"String": wordpiece_unigram.SPACE}, "content": " "}
+    return {
+        "normalizer": mark,
+        "pre_tokenizer": pretokenizers.pre_tokenizer(steps),
+        "decoder": {"type": "Sequence", "decoders": [unmark, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": _bpe_model(vocab, merges, {"byte_fallback": True}),
+    }
 
 
 def _wordpiece_files(
@@ -434,6 +463,7 @@ def _template_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None
 
 _TO_FILES = {
     BPE: _bpe_files,
+    GEMMA4: _bpe_files,
     SPM: _sentencepiece_files,
     wordpiece_unigram.WPM: _wordpiece_files,
     wordpiece_unigram.UGM: _unigram_files,

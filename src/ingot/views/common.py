@@ -26,7 +26,7 @@ def view_of(
     importance: Mapping[str, Array] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> Checkpoint:
-    """Return a view with the tensors of ``entries``, in their order.
+    """Return a view of ``checkpoint`` that contains the tensors of ``entries``, in their order.
 
     Parameters
     ----------

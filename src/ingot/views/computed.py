@@ -61,7 +61,10 @@ def compute(checkpoint: Checkpoint, names: Mapping[str, tuple[str, bool]]) -> Ch
 
 
 def _invert(values: Array, forward: _Function, backward: _Function) -> Array:
-    """Return numbers whose function is ``values``: short ones if they are exact, else the closest f32 numbers."""
+    """Return numbers x for which ``forward(x)`` is ``values``.
+
+    They are bf16 or f16 numbers if these are exact, else the closest f32 numbers.
+    """
     estimate: Array = backward(values).astype(np.float32)
     for dtype in ("bf16", "f16"):
         rounded: Array = cast(cast(estimate, dtype), "f32")

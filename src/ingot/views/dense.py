@@ -21,9 +21,10 @@ from ingot.views.common import BuildTensor, require_names, view_of
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a tensor's values: ``plus`` is added in f32, then values are rounded once to ``dtype``.
+    """A change of a tensor's values, its element type and its shape.
 
-    The result is reshaped to ``shape`` if given, and gets ``zero_rows`` rows of zeros before its first row.
+    ``plus`` is added in f32, then values are rounded once to ``dtype``. The result is reshaped to ``shape`` if given,
+    and gets ``zero_rows`` rows of zeros before its first row.
     """
 
     dtype: str
@@ -32,7 +33,7 @@ class Change:
     zero_rows: int = 0
 
     def values(self, tensor: Tensor) -> Array:
-        """Return the changed values."""
+        """Return the values of ``tensor`` after this change of values, type and shape."""
         wide = tensor.numpy("f32")
         if self.plus:
             wide = wide + np.float32(self.plus)

@@ -26,7 +26,7 @@ LoadStatistics = Callable[[], StatisticsSource]
 
 
 def members_of_merged(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return, for each matrix, the matrices that a program merges with it, itself included."""
+    """Return for each of ``names`` the matrices that a program merges with it into one, itself included."""
     groups: dict[str, list[str]] = {}
     members = {}
     for name in names:

@@ -91,7 +91,10 @@ def _weight(tensor: Tensor, layout: ScaledCodebookLayout) -> BuildTensor:
 
 
 def _multiplier(tensor: Tensor, layout: ScaledCodebookLayout) -> Second | None:
-    """Return the multiplier of an NVFP4 tensor's scales; None if there is none, or no f32 number is exact enough."""
+    """Return the second scale by which an NVFP4 tensor's scales are multiplied.
+
+    None for another layout, or if no f32 number leaves all values exact enough.
+    """
     multiplied = replace(_NVFP4, dtype=layout.dtype)
     if layout not in (multiplied, replace(multiplied, second=DIVIDE)) or tensor.shape[-1] % TYPES["nvfp4"].elements:
         return None

@@ -65,7 +65,7 @@ def smaller_groups(checkpoint: Checkpoint, sizes: Sequence[int], *, common_size:
 
 
 def _group(tensor: Tensor) -> int | None:
-    """Return the group size of an affine tensor; None for other tensors."""
+    """Return the columns of a group of an affine tensor; None for other tensors and other grids of scales."""
     if tensor.codec != AffineLayout.codec:
         return None
     try:

@@ -32,6 +32,7 @@ from ingot.views.common import BuildTensor, lazy_tensors, require_names
 from ingot.views.input_scales import input_scales, members_of_merged
 
 LoadStatistics = Callable[[], StatisticsSource]
+ReadPart = Callable[[], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class Rounding:
         Whether the statistics already exist, so that memory estimates may read them.
     input_scales : bool
         Whether the view contains the scale of the inputs of each matrix with a second scale (``views.input_scales``).
+    replace_statistics : callable, optional
+        Replaces the statistics that ``load_statistics`` returns. None if matrices cannot be rounded layer by layer,
+        because the statistics exist already, or because scales are chosen for several matrices together.
+    saved : dict
+        Functions that read the parts of tensors that were rounded earlier, by name and role.
     """
 
     choices: Mapping[str, QuantizerSpec]
@@ -71,6 +77,8 @@ class Rounding:
     bias_changes: dict[str, float | None] = field(default_factory=dict)
     statistics_ready: bool = True
     input_scales: bool = False
+    replace_statistics: Callable[[StatisticsSource], None] | None = None
+    saved: dict[str, Mapping[str, ReadPart]] = field(default_factory=dict)
 
 
 def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
@@ -111,7 +119,10 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
 
 
 class _Magnitudes:
-    """The largest magnitudes of matrices with second scales; matrices that a program merges share the largest."""
+    """The largest magnitudes of matrices that have a second scale.
+
+    Matrices that a program merges share the largest magnitude. Each matrix is read once.
+    """
 
     def __init__(self, checkpoint: Checkpoint, choices: Mapping[str, QuantizerSpec]) -> None:
         self._checkpoint = checkpoint
@@ -129,7 +140,9 @@ class _Magnitudes:
 
 
 class _RoundedCache:
-    """The most recently read rounded matrices: a reader of one part usually reads the other parts next."""
+    """A cache of the rounded matrices that were read last, because a reader of one part usually reads the
+    others next.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -152,7 +165,7 @@ class _CachedParts:
 
 
 class _RoundedTensor:
-    """One tensor and its rounding."""
+    """A tensor to round: its parts are computed when one of them is first read."""
 
     def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache, magnitudes: _Magnitudes) -> None:
         self.tensor = tensor
@@ -162,6 +175,7 @@ class _RoundedTensor:
         self._load_statistics = rounding.load_statistics
         self._outcomes = rounding.outcomes
         self._statistics_ready = rounding.statistics_ready
+        self._saved = rounding.saved
         self.layout = self.spec.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
@@ -175,25 +189,38 @@ class _RoundedTensor:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that rounding needs, including matrices in the cache."""
+        """The number of bytes of memory that rounding needs, including matrices in the cache."""
         shape = self.tensor.shape
+        if self.tensor.name in self._saved:
+            return sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
         first = next(name for name, _ in matrices(self.tensor.name, shape))
         statistics = self._load_statistics().for_matrix(first) if self._statistics_ready else None
         cached = self._cache.limit * sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
-        vocabulary = role_of(self.tensor.name) in ("embedding", "head")
+        vocabulary = is_vocabulary(self.tensor.name)
         return rounding_memory(self.spec, shape, statistics, vocabulary=vocabulary) + self.tensor.nbytes + cached
 
     def _round(self) -> Mapping[str, memoryview]:
-        """Round the tensor's matrices, each by its statistics; the matrices of a stack share the first one's table."""
+        """Round the tensor's matrices, each by its statistics; the matrices of a stack share the first one's table.
+
+        Parts that were rounded earlier are read.
+        """
+        saved = self._saved.get(self.tensor.name)
+        if saved is not None:
+            return {role: _bytes(read()) for role, read in saved.items()}
         spec = replace(self.spec, grid=self._grid())
         parts, outcomes = round_tensor(spec, _matrices(self.tensor), self._load_statistics())
         self._outcomes.update({outcome.matrix: outcome for outcome in outcomes})
         return {role: _bytes(array) for role, array in parts.items()}
 
     def _grid(self) -> Grid:
-        """Return the grid, with the largest magnitude of the matrices that share a second scale."""
+        """Return the grid to which the tensor is rounded; with a second scale, it contains the largest magnitude."""
         grid = self.spec.grid
         return replace(grid, amax=self._magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
+
+
+def is_vocabulary(name: str) -> bool:
+    """Return whether a tensor is an embedding or a head, whose statistics have no G."""
+    return role_of(name) in ("embedding", "head")
 
 
 def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
@@ -215,7 +242,10 @@ def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | No
 
 
 def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> Tensor:
-    """Return a bias plus the mean error of rounding: ``b + (W - Q) m``, where m are the means of the inputs."""
+    """Return a bias whose values, when they are read, are ``b + (W - Q) m``.
+
+    b is the bias ``tensor``, W the matrix of ``work``, Q the rounded matrix, and m the means of the inputs.
+    """
     part = Part(
         tensor.dtype,
         tensor.nbytes,
@@ -226,7 +256,7 @@ def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) ->
 
 
 class _CorrectedBias:
-    """A corrected bias, computed when its bytes are read."""
+    """The values of a corrected bias, computed when its bytes are read; the interface is that of ``_RoundedTensor``."""
 
     def __init__(self, tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> None:
         self.tensor = tensor
@@ -235,7 +265,7 @@ class _CorrectedBias:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the rounding of the matrix and the difference need."""
+        """The number of bytes of memory that the rounding of the matrix and the difference need."""
         return self._work.memory + 8 * self._work.tensor.size
 
     def part(self, role: str) -> memoryview:
@@ -303,7 +333,7 @@ class _PartSource(DerivedSource):
         out.cast("B")[:] = self._work.part(self._role)[offset : offset + out.nbytes]
 
     def computing_bytes(self) -> int:
-        """Return the bytes of memory that rounding needs."""
+        """Return the number of bytes of memory that rounding needs."""
         return self._work.memory
 
     def memory_hint(self) -> str:

@@ -258,7 +258,9 @@ def _split_view(
 
 
 def _indices(tensor: Tensor, index: Index) -> Array:
-    """Return the indices of rows as i64, negative ones resolved; raises ``UsageError`` ``view.rows``."""
+    """Return ``index`` as indices of the tensor's rows, i64, without negative ones; raises ``UsageError``
+    ``view.rows``.
+    """
     count = tensor.shape[0] if tensor.shape else None
     if count is None:
         raise UsageError(

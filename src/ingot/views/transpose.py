@@ -68,7 +68,9 @@ def transpose(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
 
 def transpose_matrix(tensor: Tensor, name: str) -> Tensor:
-    """Return a transposed matrix, or a stack of them; see ``transpose``."""
+    """Return a matrix, or each matrix of a stack, transposed under the name ``name``; see the function
+    ``transpose``.
+    """
     shape = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2])
     row = DTYPES[tensor.dtype]
     unchanged_codes = transpose_codes(tensor) or _with_transposed_flag(tensor)
@@ -172,7 +174,7 @@ def _transposed_grid(layout: AffineLayout, rows: int, cols: int) -> Grid | None:
 
 
 class _Columns:
-    """Columns of matrices as rows, in the byte order of files."""
+    """The columns of a tensor's matrices, returned as rows of bytes in the byte order of files."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -187,11 +189,11 @@ class _Columns:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of one decoded matrix; 0 if the matrix is dense and read by columns."""
+        """The number of bytes of one decoded matrix; 0 if the matrix is dense and read by columns."""
         return 0 if self._windows is not None else self._rows * self._cols * self._size
 
     def read(self, first: int, last: int) -> Array:
-        """Return columns ``first`` to ``last``, counted through all matrices of a stack."""
+        """Return columns ``first`` to ``last`` as rows of bytes, counted through all matrices of a stack."""
         blocks = [
             self._read(matrix, max(first - matrix * self._cols, 0), min(last - matrix * self._cols, self._cols))
             for matrix in range(first // self._cols, -(-last // self._cols))

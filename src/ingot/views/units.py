@@ -28,7 +28,11 @@ _SPARSE = 4  # if at most one of this many units is needed, each unit is read se
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Selected units: in each of ``outer`` runs of ``per_run`` units, ``count`` units from ``start`` with ``step``."""
+    """The units of a tensor that belong to another tensor, by number.
+
+    The full tensor has ``outer`` runs of ``per_run`` units. In each run ``count`` units are selected, from ``start`` on
+    with ``step``.
+    """
 
     outer: int
     per_run: int
@@ -50,7 +54,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class UnitSelection:
-    """A tensor of ``shape`` that consists of selected units."""
+    """The shape of a new tensor, and the units of another tensor of which it consists."""
 
     shape: tuple[int, ...]
     units: Units
@@ -140,7 +144,7 @@ def _require_units(units: Units, size: int, target_size: int, name: str) -> None
 
 
 def _unit_size(units: Units, size: int) -> int:
-    """Return the elements per unit in a tensor of ``size`` elements."""
+    """Return the number of elements of a unit in a tensor of ``size`` elements."""
     return size // max(units.outer * units.per_run, 1)
 
 
@@ -217,9 +221,10 @@ def _interleaved_values(name: str, shape: tuple[int, ...], tensors: Sequence[Ten
 
 
 def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int, per_run: int = 0) -> Mapping[str, int] | None:
-    """Return each part's bytes per unit of ``unit`` elements, 0 for a part that is not split; None to decode.
+    """Return by role the bytes that a unit of ``unit`` elements takes in a part; 0 for a part that is not split.
 
-    Units may be columns of a packed matrix if ``per_run`` units are a row.
+    None if units cannot be moved without decoding. Units may be columns of a packed matrix if ``per_run`` units are a
+    row.
     """
     layout = common_layout(tensors, shape)
     first = tensors[0]
@@ -233,14 +238,14 @@ def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int, per_ru
 
 
 class _StoredUnits:
-    """A part as ``count`` units of ``width`` bytes."""
+    """Access to a part's bytes by unit: ``count`` units of ``width`` bytes."""
 
     def __init__(self, part: Part, width: int, count: int) -> None:
         self._windows = Windows(part, count, width)
         self._width = width
 
     def read(self, positions: Array) -> Array:
-        """Return units, u8 [units, width]; positions must ascend."""
+        """Return the bytes of the units at ascending ``positions``: u8 [units, width]."""
         cached = self._windows.all_bytes()
         rows = slice(0, 0)
         if cached is not None:
@@ -260,7 +265,7 @@ def _take_rows(units: Array, positions: Array) -> Array:
 
 
 class _SelectedUnits:
-    """Selected units of a part."""
+    """The units of one part that ``units`` selects, in order, by their index in the result."""
 
     def __init__(self, stored: _StoredUnits, units: Units) -> None:
         self._stored = stored
@@ -271,7 +276,7 @@ class _SelectedUnits:
 
 
 class _InterleavedUnits:
-    """Units of several parts, each at its position in the interleaved part."""
+    """The units of an interleaved part, by their index: each comes from the part that contains it."""
 
     def __init__(self, members: Sequence[tuple[_StoredUnits, Units]], width: int) -> None:
         self._members = members
@@ -288,7 +293,7 @@ class _InterleavedUnits:
 
 
 class _Sources:
-    """The sources of several parts."""
+    """The byte sources of several parts, as one object whose changes can be detected."""
 
     def __init__(self, name: str, parts: Sequence[Part]) -> None:
         self.name = name
@@ -299,7 +304,7 @@ class _Sources:
 
 
 class _UnitSource(ComputedRows):
-    """Units that are computed when they are read."""
+    """The byte source of a part whose units are computed when they are read."""
 
     def __init__(
         self, name: str, parts: Sequence[Part], count: int, width: int, make: Callable[[int, int], Array]

@@ -196,6 +196,12 @@ def test_rows_can_be_read_in_any_order(base: Path, tmp_path: Path) -> None:
         assert np.array_equal(view[f"{DOWN}.weight"][1], full[f"{DOWN}.weight"][1])
 
 
+def test_the_method_of_a_checkpoint_is_the_view(base: Path, tmp_path: Path) -> None:
+    adapter = peft_folder(tmp_path / "a", lora())
+    with ingot.open(base) as opened, opened.with_adapters([f"{adapter}:0.5"]) as view:
+        assert np.array_equal(view[f"{Q}.weight"].numpy(), merged(base, (adapter, 0.5))[f"{Q}.weight"])
+
+
 def test_a_copy_of_the_view_has_the_same_values(base: Path, tmp_path: Path) -> None:
     import pickle
 

@@ -134,5 +134,5 @@ def test_lists_for_a_program(model: Path, capsys: pytest.CaptureFixture[str]) ->
     assert 'name = "q4_0"' in capsys.readouterr().out
     assert run_command(["convert", "m", "x.gguf", "--recipe", "Q4_K_X"]) == 2
     error = capsys.readouterr().err
-    assert "did you mean 'q4_k_s'" in error
+    assert "did you mean 'Q4_K_S'" in error
     assert len(error) < 200

@@ -295,6 +295,41 @@ class TestTargets:
         atomic_write(tmp_path / f"{name[:-1]}y", b"whole")
         assert sorted((tmp_path / last).read_bytes() for last in listed(tmp_path)) == [b"half", b"whole"]
 
+    @pytest.mark.parametrize("function", ["_recover", "_empty", "_remove_folder"])
+    def test_an_interrupt_in_any_step_leaves_nothing_after_the_clean_up(self, tmp_path, monkeypatch, function):
+        for interrupted_call in (1, 2):
+            calls = iter(range(1, 10))
+            original = getattr(Staging, function)
+
+            def stop(staging, original=original, calls=calls, last=interrupted_call):
+                if next(calls) == last:
+                    raise KeyboardInterrupt
+                original(staging)
+
+            with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+                patch.setattr(Staging, function, stop)
+                with Staging(tmp_path / "x") as staging:
+                    put(staging, model=b"half")
+            atomic.clean_up()
+            assert listed(tmp_path) == []
+
+    def test_the_clean_up_keeps_the_files_of_a_run_that_resumes(self, tmp_path):
+        staging = Staging(tmp_path / "x", resume=True)
+        put(staging, model=b"half")
+        atomic.clean_up()
+        with Staging(tmp_path / "x", resume=True) as staging:
+            assert staging.resumed
+
+    def test_the_clean_up_spares_the_folder_of_another_process(self, tmp_path):
+        with Staging(tmp_path / "x") as staging:
+            put(staging, model=b"half")
+            with pytest.raises(ResourceError):
+                Staging(tmp_path / "x")
+            atomic._UNFINISHED.discard(staging)  # as if another process had created it
+            atomic.clean_up()
+            staging.publish(["model"])
+        assert (tmp_path / "x").read_bytes() == b"half"
+
     def test_a_name_longer_than_the_file_system_has(self, tmp_path):
         for name in ("x" * 256, "\u00e4" * 128):
             for write in (Staging, lambda path: atomic_write(path, b"")):

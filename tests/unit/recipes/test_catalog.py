@@ -24,19 +24,22 @@ def test_every_preset_has_a_row() -> None:
 @pytest.mark.parametrize(
     ("name", "bits", "programs"),
     [
-        ("int4", "4.25", ("vLLM", "transformers", "MLX", "llama.cpp")),
-        ("w4a16-calibrated", "4.25", ("vLLM", "transformers")),
-        ("trellis4-calibrated", "4.25", ("Ingot",)),
-        ("mlx-4bit", "4.50", ("MLX",)),
-        ("q4_k", "4.50", ("llama.cpp",)),
-        ("q2_k-calibrated", "2.62", ("llama.cpp",)),
-        ("int2", "2.50 to 4.25", ("Ingot",)),
-        ("lossless", "", ("Ingot",)),
-        ("keep", "", ("any program",)),
+        ("int4", "4.25", {"vLLM", "transformers", "MLX (mlx-lm)", "llama.cpp"}),
+        ("w4a16-calibrated", "4.25", {"vLLM", "transformers"}),
+        ("trellis4-calibrated", "4.25", {"Ingot"}),
+        ("mlx-8bit", "8.50", {"MLX (mlx-lm)"}),
+        ("q4_k", "4.50", {"llama.cpp"}),
+        ("q2_k-calibrated", "2.62", {"llama.cpp"}),
+        ("int2", "2.50 to 4.25", {"transformers", "MLX (mlx-lm)"}),
+        ("squish-int4", "", {"Squish"}),
+        ("lossless", "", {"Ingot"}),
+        ("keep", "", {"any program"}),
     ],
 )
-def test_rows(name: str, bits: str, programs: tuple[str, ...]) -> None:
-    assert INFO[name] == RecipeInfo(name, bits, programs, name.endswith("-calibrated"))
+def test_rows(name: str, bits: str, programs: set[str]) -> None:
+    row = INFO[name]
+    assert programs <= set(row.runs_in)
+    assert row == RecipeInfo(name, bits or row.bits, row.runs_in, name.endswith("-calibrated"))
 
 
 def test_what_only_ingot_reads_says_so_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def test_statistics_of_a_file_are_used_and_named(run: Run, tmp_path: Path) -> No
         (("-o", "x"), "--for"),
         (("-o", "x.gguf", "--type", "Q4_X"), "did you mean"),
         (("-o", "x", "--for", "vllm", "--preset", "w4a61"), "did you mean 'w4a16'"),
-        (("-o", "x", "--for", "mlx", "--bits", "4", "--calibration", "full"), "no calibrated form"),
+        (("-o", "x", "--for", "vllm", "--preset", "fp8", "--calibration", "full"), "no calibrated form"),
         (("-o", "x.gguf", "--bits", "2", "--calibration", "none"), "rounded by statistics"),
         (("-o", "x", "--for", "vllm", "--time", "soon"), "such as 30m"),
         (("-o", "x", "--for", "vllm", "--calibration", "none", "--time", "1m"), "--calibration auto alone"),
@@ -178,7 +179,7 @@ def test_a_result_that_the_program_would_not_load_is_refused(run: Run, tmp_path:
 def test_a_model_without_config_or_tokenizer_is_refused_before_work_begins(run: Run, tmp_path: Path) -> None:
     model_folder.write(tmp_path / "bare", None)
     model_folder.write(tmp_path / "mute", words={})
-    for source, word in (("bare", "config.json is missing"), ("mute", "tokenizer.json"), ("m/model.safetensors", "")):
+    for source, word in (("bare", "config.json is missing"), ("mute", "tokenizer.json")):
         _, err = run("quantize", source, "-o", "x", "--for", "vllm", code=1)
         assert word in err
         assert err.count("\n") == 1
@@ -187,6 +188,52 @@ def test_a_model_without_config_or_tokenizer_is_refused_before_work_begins(run: 
         assert err.count("\n") == 1
     assert not Path("x").exists()
     assert not Path("x.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("m/model.safetensors", "one file of a model; name the folder, m,"),
+        ("m/model-00001-of-00003.safetensors", "one of 3 shards of a model; name the folder, m,"),
+        ("m/model.safetensors.index.json", "the index of a model's shards; name the folder, m,"),
+        ("m/pytorch_model-00002-of-00002.bin", "one of 2 shards of a model; name the folder, m,"),
+    ],
+)
+def test_a_file_of_a_folder_is_refused_with_the_folder(run: Run, source: str, text: str) -> None:
+    if not Path(source).exists():
+        Path(source).write_bytes(Path("m/model.safetensors").read_bytes())
+    _, err = run("quantize", source, "-o", "x", "--for", "vllm", code=2)
+    assert text in err
+    assert "[quantize.model]" in err
+
+
+def test_an_empty_folder_is_a_target(run: Run) -> None:
+    Path("x").mkdir()
+    run("quantize", "m", "-o", "x", "--for", "vllm", "--calibration", "none", "-q")
+    assert Path("x/config.json").exists()
+    for words in ((), ("--dry-run",)):
+        _, err = run("quantize", "m", "-o", "x", "--for", "vllm", "--calibration", "none", *words, code=2)
+        assert "the target exists" in err
+
+
+def test_a_single_file_for_a_program_that_loads_folders_is_refused(run: Run) -> None:
+    _, err = run("quantize", "m", "-o", "x.safetensors", "--for", "vllm", code=2)
+    assert "vLLM loads a folder with config.json and tokenizer.json, and x.safetensors is a single file" in err
+    assert "write -o x " in err
+    _, err = run("convert", "m", "x.safetensors", "--for", "vllm", code=2)
+    assert "name the target x [convert.runtime]" in err
+    assert not list(Path().glob("x*"))
+
+
+def test_the_command_that_moves_a_quantized_model_succeeds(run: Run) -> None:
+    run("quantize", "m", "-o", "4 bits", "--for", "vllm", "--calibration", "none")
+    _, err = run("quantize", "4 bits", "-o", "x", "--for", "mlx", code=2)
+    command = err.partition("`")[2].partition("`")[0]
+    assert command == "ingot convert '4 bits' x --for mlx"
+    run(*shlex.split(command)[1:])
+    _, err = run("quantize", "4 bits", "-o", "y", "--for", "onnxruntime", code=2)
+    assert "start from the original model" in err
+    assert "`" not in err
 
 
 def test_dry_run_prints_decisions_and_writes_nothing(run: Run) -> None:

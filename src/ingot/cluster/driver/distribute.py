@@ -52,7 +52,7 @@ _MAX_COPY_BYTES = 5_000_000_000  # the largest file that an object store copies 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The workers for the steps of a plan; ``pool`` starts them, or connects to them.
+    """The arguments for running a plan's steps on workers; ``pool`` starts the workers or connects to them.
 
     ``plan`` is the plan as JSON, ``task_type`` the type of its tasks in ``TASK_TYPES``. ``max_ram`` and ``threads``
     apply to each worker.
@@ -66,7 +66,10 @@ class Cluster:
 
 
 class Shared(Protocol):
-    """A plan opened in a worker, whose sources are open and have the identity that the plan declares."""
+    """A plan that a worker opened.
+
+    Its sources are open and have the identity that the plan declares. Methods take the indices of steps.
+    """
 
     @property
     def names(self) -> Sequence[str]:
@@ -90,13 +93,13 @@ class Shared(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the sources."""
+        """Close the files of the plan's sources."""
         ...
 
 
 @preload
 class Job(Struct, frozen=True, forbid_unknown_fields=True):
-    """The common part of all tasks of a plan.
+    """The fields that all tasks of a plan share.
 
     ``parts`` is the address of the folder into which workers write files, and ``key`` the subfolder with the plan.
     ``files`` is the path of the folder with the artifact's files, if workers write at the final offsets. ``max_ram``
@@ -112,7 +115,10 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
 
 @preload
 class StepsBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """A task of consecutive steps. The names of its files contain the token of the attempt, so that they are unique."""
+    """The body of a task message: consecutive steps of a plan.
+
+    The names of its files contain ``attempt``, a token of the attempt, so that they are unique.
+    """
 
     job: Job
     task: Task
@@ -226,7 +232,7 @@ def _files_by_step(plan: Plan, target: Target) -> list[str] | None:
 
 
 def _placed_ends(earlier: Sequence[TaskResult]) -> dict[str, int]:
-    """Return the files with tensors of an earlier run at their final offsets, and the end of the last tensor."""
+    """Return the end of the last tensor that an earlier run wrote at its final offset, by file."""
     ends: dict[str, int] = {}
     for record in (item.written for result in earlier for item in result.steps if item.written is not None):
         for name, offset, length, _ in record["blobs"]:
@@ -260,7 +266,7 @@ def _earlier_results(folder: SharedFolder, key: str, checks: ResultCheck) -> lis
 
 
 def _is_valid(result: TaskResult, checks: ResultCheck) -> bool:
-    """Return whether the bytes of an earlier result still exist."""
+    """Return whether the bytes of an earlier run's result still exist and are intact."""
     checks.prepare(result.task)
     try:
         checks.check(result, result.task, result.attempt, parts=False, placed=True)
@@ -272,7 +278,7 @@ def _is_valid(result: TaskResult, checks: ResultCheck) -> bool:
 
 
 class _OpenedJob:
-    """A job in a worker: its plan with open sources, and the writer for files that other workers write too."""
+    """A job that a worker opened: its plan with open sources, and the writer of files that several workers write."""
 
     def __init__(self, open_plan: Callable[[Location], Shared], job: Job) -> None:
         self.job = job
@@ -280,7 +286,9 @@ class _OpenedJob:
         self._placed_writer: SharedWriter | None = None
 
     def placed_writer(self, index: int) -> SharedWriter | None:
-        """Return a writer at the final offsets that is not past ``index``; None if the job has no shared files."""
+        """Return a writer at the final offsets whose next tensor is not after ``index``; None if the job has no shared
+        files.
+        """
         if self.job.files is None:
             return None
         if self._placed_writer is None or self._placed_writer.position > index:
@@ -295,7 +303,7 @@ class _OpenedJob:
         return writer
 
     def close(self) -> None:
-        """Close all files."""
+        """Close the plan's sources and the writer."""
         self._abort_writer()
         self.plan.close()
 
@@ -310,7 +318,7 @@ class _OpenedJob:
 
 
 def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> None:
-    """Raise ``cluster.task`` if the step of a task cannot be split at the task's rows."""
+    """Raise ``cluster.task`` if a task is a range of rows at which its step cannot be split."""
     if task.rows is None:
         return
     start, stop = task.rows
@@ -327,7 +335,7 @@ class StepsType(TaskType[StepsBody, TaskResult]):
         self._open = OpenJob[Job, _OpenedJob](lambda job: closing(_OpenedJob(open_plan, job)))
 
     def close(self) -> None:
-        """Close the plan."""
+        """Close the plan that the last task left open."""
         self._open.close()
 
     def opened(self, job: Job) -> _OpenedJob:

@@ -66,7 +66,10 @@ class ResultCheck:
         self._blob_locations: dict[Task, list[list[BlobLocation]]] = {}
 
     def prepare(self, task: Task) -> None:
-        """Determine the offsets of a task's tensors. This is fastest for tasks in the order of their steps."""
+        """Compute the final offsets of a task's tensors, for ``check``.
+
+        This is fastest for tasks in the order of their steps.
+        """
         if task in self._blob_locations or task.rows is not None or not self._is_placed:
             return
         if self._writer is None or self._writer.position > task.start:
@@ -82,7 +85,7 @@ class ResultCheck:
         self._blob_locations[task] = locations
 
     def forget(self, task: Task) -> None:
-        """Release the offsets of ``prepare``."""
+        """Release the offsets that ``prepare`` computed for a task."""
         self._blob_locations.pop(task, None)
 
     def check(self, result: TaskResult, task: Task, attempt: str, *, parts: bool, placed: bool) -> None:
@@ -195,7 +198,7 @@ def _require_crc(item: StepResult, read: Read) -> None:
 
 
 def _sizes_fit(spec: TensorSpec, results: Sequence[StepResult]) -> bool:
-    """Return whether the bytes of each part match its length in the spec, or its upper bound if it has no length."""
+    """Return whether the bytes of each part in ``results`` have the length of the spec, or at most its upper bound."""
     sizes: dict[str, int] = {}
     for role, count in (run for item in results for run in item.runs):
         sizes[role] = sizes.get(role, 0) + count
@@ -221,9 +224,9 @@ def _require_digests(item: StepResult, points: Sequence[int]) -> None:
 
 
 class _NullTarget:
-    """A target, and also a file of this target, that discards all writes.
+    """A target and its only file, which discard all bytes.
 
-    It lets a writer compute the offsets of tensors without writing a file.
+    A writer uses it to compute the offsets of tensors without writing a file.
     """
 
     def create(self, name: str) -> _NullTarget:

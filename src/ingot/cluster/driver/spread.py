@@ -1,4 +1,4 @@
-"""Distribute a function over many items: the driver lists the items, workers compute, the driver collects results."""
+"""Distribution of a function over many items, such as tensors: workers compute, the driver collects the results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Opened(Generic[Item]):
-    """The opened items of a question, such as tensors or pairs of tensors, and the identity of their files."""
+    """The items that a worker opened, such as tensors or pairs of tensors, and the identity of their files."""
 
     items: Sequence[Item]
     identity: Sequence[Any]
@@ -40,7 +40,7 @@ class Opened(Generic[Item]):
 
 @preload
 class Files(Struct, Generic[Options], frozen=True, forbid_unknown_fields=True):
-    """The files that contain the items.
+    """The files that contain a question's items, as a message to workers.
 
     ``options`` are those with which the driver opened them, ``addresses`` the absolute addresses of options that are
     paths, ``identity`` the identity of the files that the driver opened.
@@ -71,7 +71,10 @@ class ItemsResult(Struct, Generic[Result], frozen=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question about one item: its index among all items, its name, the bytes to read, and further arguments."""
+    """An item to which a question's function is applied.
+
+    The fields are its index among all items, its name, the bytes to read, and further arguments of the function.
+    """
 
     index: int
     name: str
@@ -80,7 +83,7 @@ class Query:
 
 
 class Question(TaskType[Any, Any]):
-    """The task type of a function that workers apply to items.
+    """The task type of a function that workers apply to each item of some files.
 
     Parameters
     ----------
@@ -189,7 +192,9 @@ def _require_results(result: ItemsResult[Any], queries: Sequence[Query]) -> None
 def _open_same(
     open_items: Callable[[Options], AbstractContextManager[Opened[Item]]], files: Files[Options]
 ) -> Iterator[Opened[Item]]:
-    """Open items, and check that the files are those that the driver has opened; raise ``cluster.source``."""
+    """Open the items of ``files`` and check that the files are those that the driver opened; raise
+    ``cluster.source``.
+    """
     texts = {name: local_text(getattr(files.options, name), url) for name, url in files.addresses.items()}
     with open_items(structs.replace(files.options, **texts)) as items:
         if not same_identity(items.identity, files.identity):
@@ -203,5 +208,5 @@ def _open_same(
 
 
 def files_of(options: Options, addresses: Mapping[str, str], identity: Sequence[Any]) -> Files[Options]:
-    """Return the files of a question as part of a message."""
+    """Return the message about a question's files, with values that JSON can express."""
     return Files(options, dict(addresses), list(identity))

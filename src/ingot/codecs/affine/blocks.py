@@ -59,7 +59,9 @@ class PackedBlocks:
         return copy(self)
 
     def pack(self, values: Array) -> tuple[Array, Array, Array]:
-        """Return blocks [heads, blocks, rows, cols] in f32, f16 or bf16, each packed independently, for ``put``.
+        """Return ``values``, [heads, blocks, rows, cols] in f32, f16 or bf16, as packed blocks that ``put`` accepts.
+
+        Each block is packed independently.
 
         Raises
         ------

@@ -42,7 +42,7 @@ WHY_NOT = "for some scale, the zero point -offset / scale is no integer in the r
 
 
 def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
-    """Return a checked tensor with offsets as a tensor with zero points, computed on demand.
+    """Return ``tensor``, which has offsets, as a tensor with zero points that are computed when they are read.
 
     If every zero point is the middle code, the result has no zero points. Return None if any value would change other
     than in the sign of a zero. Reads scales and offsets, and checks their digests.
@@ -86,7 +86,9 @@ def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
 
 
 def points_of(scales: Array, zeros: Array, layout: AffineLayout) -> Array | None:
-    """Return the zero points that are equivalent to the offsets ``zeros``, in the type of ``scales``.
+    """Return zero points for which ``s * (q - z)`` equals ``s * q + zeros``, in the type of ``scales``.
+
+    Return None if some decoded value would change.
 
     Return None if some value would change.
     """
@@ -132,7 +134,7 @@ class AffineReader(AddingReader):
             self._zeros.skip(rows, self._cols)
 
     def _runs(self, out: Array) -> Iterator[tuple[slice, Array, Array, Array | None]]:
-        """Yield runs of the next ``len(out)`` rows with their packed codes, scales and zero points."""
+        """Yield a slice of ``out`` at a time, with the packed codes, scales and zero points of these rows."""
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:
             raise ValueError(f"expected at most {self._rows - self._row} rows of {self._cols}, found {out.shape}")
         self._row += len(out)
@@ -209,7 +211,9 @@ class AffineCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``affine.params``, ``affine.parts``, ``affine.dtype``, ``affine.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``affine.params``, ``affine.parts``, ``affine.dtype``,
+        ``affine.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
@@ -243,7 +247,7 @@ class AffineCodec(Codec):
         return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return the positions of rows: the bytes that the codes, scales and zero points of a row take.
+        """Return how many bytes of each part a row takes, so that rows can be read alone.
 
         Scales of the full tensor take no bytes of a row. Return None if rows do not begin at bytes, or if rows share
         scales.
@@ -315,8 +319,10 @@ class AffineCodec(Codec):
 
 
 def _checked(tensor: Tensor) -> AffineLayout:
-    """Return the layout after checking the parts against it; without ``matrix`` if the tensor's shape gives the same
-    rows."""
+    """Return a tensor's layout, after checking the parts against it.
+
+    ``matrix`` is None if the tensor's shape gives the same rows.
+    """
     layout = AffineLayout.from_tensor(tensor)
     expected = ROLES if layout.zeros else ROLES[:2]
     if set(tensor.parts) != set(expected):

@@ -136,14 +136,14 @@ class AffineEncoder(Encoder):
         return self.reach
 
     def fit_pass(self, rows: Array) -> None:
-        """Fit the tensor's scale; scales of groups and rows need no pass."""
+        """Process ``rows`` in a fit pass: only a scale of the entire tensor needs one."""
         if self.fit is not None:
             bad = self.fit.add(rows)
             if bad is not None:
                 raise self._non_finite(rows, bad, self.fit.seen)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class AffineEncoder(Encoder):
         return self._join_if_flat(parts if zeros is None else {**parts, "zeros": zeros})
 
     def _join_if_flat(self, parts: dict[str, Array]) -> dict[str, Array]:
-        """Return the parts, with the rows of codes joined to a bit stream if the layout is flat."""
+        """Return ``parts``; if the layout is flat, the rows of codes are joined to one bit stream."""
         packed = parts["packed_weight"]
         if not self.flat or not packed.size:
             return parts

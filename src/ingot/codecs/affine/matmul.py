@@ -70,12 +70,12 @@ class PackedMatrix:
 
     @property
     def direct(self) -> bool:
-        """Whether ``matmul`` supports this layout: 4 or 8 bits, low bits first."""
+        """Whether ``matmul`` supports this layout: codes of 4 or 8 bits, the first code in the low bits of a byte."""
         return self._direct
 
     @property
     def takes_gemm(self) -> bool:
-        """Whether ``gemm`` supports this layout: 2, 3, 4 or 8 bits, low bits first, groups of 32n columns."""
+        """Whether ``gemm`` supports this layout: codes of 2, 3, 4 or 8 bits, low bits first, groups of 32n columns."""
         return self._takes_gemm
 
     def matmul(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
@@ -101,9 +101,9 @@ class PackedMatrix:
         self.matmul_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
 
     def matmul_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """Run ``matmul`` on arrays in which f16 and bf16 come as u16; ``types`` names those of ``x`` and of ``bias``.
+        """Run ``matmul`` on arrays in which f16 and bf16 are u16; ``types`` are the dtype names of ``x`` and ``bias``.
 
-        It checks nothing but sizes, for speed.
+        Only sizes are checked, for speed.
         """
         self.native_matrix().matmul(x, bias, out, types[0], types[1], workers)
 
@@ -123,7 +123,7 @@ class PackedMatrix:
 
     @property
     def rounds(self) -> bool:
-        """Whether ``int8`` supports this layout: a layout of ``gemm``, with zero points of at most 2^15."""
+        """Whether ``int8`` supports this layout: ``gemm`` does, and zero points are at most 2^15."""
         return self._takes_gemm and abs(self.params.zero_point or 0) <= _LARGEST_POINT
 
     def int8(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1, *, dots: bool = True) -> None:

@@ -57,7 +57,7 @@ def _why_no_offsets(points: AffineRepack) -> str | None:
 
 
 class OffsetRepackReader:
-    """A pass over a tensor's parts."""
+    """Reads a tensor with zero points in order, and returns its parts with offsets instead."""
 
     def __init__(self, points: AffineRepack) -> None:
         self._inner: AffineRepackReader = points.reader()

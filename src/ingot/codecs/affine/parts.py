@@ -90,7 +90,7 @@ class PackedReader:
         return packed
 
     def skip(self, rows: int) -> None:
-        """Skip the next rows."""
+        """Skip the packed bytes of the next ``rows`` rows."""
         self._position += (self._bit + rows * self._row_bits + 7) // 8 - (self._bit > 0)
         self._bit, self._last = skip_bits(self._reader, self._bit, self._last, rows * self._row_bits)
 
@@ -160,7 +160,7 @@ class BlockScales:
         return self._scales[block]
 
     def skip(self, rows: int, cols: int) -> None:
-        """Skip the next rows."""
+        """Skip the scales of the next ``rows`` rows."""
         self._row += rows
 
     def finish(self) -> None:

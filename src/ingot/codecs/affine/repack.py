@@ -33,7 +33,7 @@ class AffineRepack:
 
     @property
     def rows(self) -> int:
-        """The number of rows to process.
+        """The number of rows of the repacked matrix.
 
         It is 0 if rows have neither columns nor scales: such a tensor may declare any number of rows.
         """
@@ -42,13 +42,13 @@ class AffineRepack:
 
     @property
     def step(self) -> int:
-        """The number of rows of which the start of each chunk is a multiple."""
+        """The row alignment of chunks: each chunk must begin at a multiple of this number of rows."""
         cols = self.tensor.matrix_shape[1]
         return 1 if self.target.in_rows(cols) else 8 // gcd(8, cols * self.target.bits)
 
     @property
     def memory(self) -> int:
-        """The number of bytes that a chunk takes per row."""
+        """The number of bytes of memory that a row of a chunk takes."""
         cols = self.tensor.matrix_shape[1]
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
         spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # a byte per bit, twice
@@ -58,7 +58,7 @@ class AffineRepack:
 
     @property
     def again(self) -> bool:
-        """Whether each chunk reads all codes of the source."""
+        """Whether reading any chunk computes all codes of the source again."""
         source = self.tensor.parts[CODES].source
         return isinstance(source, ComputedRows) and source.again
 
@@ -104,7 +104,10 @@ class AffineRepack:
         return shift(self.stored, self.target)
 
     def shift(self, zeros: Array) -> Array:
-        """Return zero points shifted for the target, in the target's type of scales."""
+        """Return zero points plus the shift of the codes, in the type of the target's scales.
+
+        Raises ``IntegrityError`` ``store.changed`` if that type cannot hold a sum: ``why_not`` has excluded this.
+        """
         if not self._delta:
             return cast(zeros, self.target.scales)
         shifted = _shift_exactly(zeros, self._delta, self.target.scales)
@@ -113,7 +116,7 @@ class AffineRepack:
         return shifted
 
     def changed_error(self) -> IntegrityError:
-        """Return the error for zero points that ``why_not`` did not see."""
+        """Return the error for zero points that changed since ``why_not`` read them."""
         return IntegrityError(
             "store.changed",
             "the zero points differ from an earlier read: the source changed meanwhile; run again",
@@ -121,12 +124,12 @@ class AffineRepack:
         )
 
     def new_zeros(self, count: int) -> Array:
-        """Return ``count`` zero points for a tensor that has no part of zero points."""
+        """Return ``count`` equal zero points, for a source that has a single zero point instead of a part."""
         return np.full(count, (self.stored.zero_point or 0) + self._delta, numpy_dtype(self.target.scales))
 
 
 class AffineRepackReader:
-    """A pass over a tensor's parts."""
+    """Reads a tensor's parts in order, chunk by chunk, and returns them repacked."""
 
     def __init__(self, repack: AffineRepack, *, reused: bool = False) -> None:
         self._repack = repack
@@ -239,7 +242,7 @@ def _why_not_zeros(stored: AffineLayout, target: AffineLayout) -> str | None:
 
 
 def shift(stored: AffineLayout, target: AffineLayout) -> float:
-    """Return the number that is added to every code, and so to every zero point."""
+    """Return the difference of target codes and stored codes; zero points differ by the same number."""
     if stored.signed == target.signed:
         return 0.0
     return (-1.0 if target.signed else 1.0) * 2.0 ** (stored.bits - 1)

@@ -38,7 +38,7 @@ def layout(params: AffineLayout, cols: int) -> native.kernels.AffineLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a tensor as its parts store them, flat."""
+    """The packed codes, scales and zero points of consecutive rows, each in one dimension."""
 
     params: AffineLayout
     packed: Array
@@ -46,7 +46,7 @@ class _Rows:
     zeros: Array | None
 
     def cut(self, start: int, stop: int, rows: int) -> _Rows:
-        """Return rows ``start`` to ``stop`` of ``rows``."""
+        """Return rows ``start`` to ``stop`` of this object, which has ``rows`` rows."""
         packed = self.packed[start * self.packed.size // rows : stop * self.packed.size // rows]
         if self.params.per_tensor:
             return _Rows(self.params, packed, self.scales, self.zeros)

@@ -52,7 +52,7 @@ def in_words(
     why_not: str | None,
     extra_row_bytes: int = 0,
 ) -> Repacked:
-    """Return a matrix in the layout ``target``; ``begin`` starts a pass over the rows that ``plain`` describes.
+    """Return the repacking of a matrix into the layout ``target``; ``begin`` starts a pass over the rows of ``plain``.
 
     ``plain`` is the layout of the rows before they are packed. A row takes ``extra_row_bytes`` more memory than this
     layout needs. Forms that store row by row are packed chunk by chunk. Transposed forms are packed in ranges of
@@ -91,7 +91,7 @@ def in_words(
 
 
 def point_range(target: PackedIntLayout) -> tuple[int, int]:
-    """Return the smallest and the largest zero point that the form holds."""
+    """Return the smallest and the largest zero point that the packing ``target`` can store."""
     if target.signed:
         return -128, 127
     return int(target.packing == GPTQ_V1), (1 << target.bits) - 1
@@ -127,7 +127,7 @@ def _integers(zeros: Array, target: PackedIntLayout) -> Array | None:
 
 
 class _Rows:
-    """A pass over a tensor's rows, which come packed row by row."""
+    """Reads a tensor's rows in order, in the layout with packed rows."""
 
     def __init__(self, inner: RepackReader, tensor: Tensor, target: PackedIntLayout) -> None:
         self._inner = inner
@@ -220,7 +220,7 @@ class TransposedReader:
         self._next = 0
 
     def read(self, units: int) -> dict[str, Array]:
-        """Return the next ``units`` units of columns."""
+        """Return each part's bytes for the next ``units`` units of columns."""
         first = self._next * self._unit
         last = min((self._next + units) * self._unit, self._cols)
         self._next += units

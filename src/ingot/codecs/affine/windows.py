@@ -67,7 +67,7 @@ class Watched(Protocol):
 
     @property
     def name(self) -> str:
-        """The location for error messages."""
+        """The source's location, for error messages."""
         ...
 
     def changed(self) -> bool:

@@ -13,7 +13,7 @@ AWQ_NIBBLES = tuple(int(nibble) for nibble in np.argsort([0, 2, 4, 6, 1, 3, 5, 7
 
 
 def points_of(packed: Array, layout: PackedIntLayout) -> Array:
-    """Return packed zero points, 32-bit words [groups, words], as integers, u8 [groups, rows].
+    """Unpack zero points: 32-bit words [groups, words] to u8 [groups, rows].
 
     If words are not full, the last columns of the result are padding.
     """
@@ -120,6 +120,6 @@ def pack_words(codes: Array, bits: int) -> Array:
 
 
 def stream(codes: Array, bits: int) -> Array:
-    """Return codes, [rows, count], as one bit stream per row, low bits first; u8 [rows, bytes]."""
+    """Return codes, u8 [rows, count], packed as one bit stream per row, low bits first; u8 [rows, bytes]."""
     spread = (codes.astype(np.uint8)[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
     return np.packbits(spread.reshape(len(codes), -1), axis=1, bitorder="little")

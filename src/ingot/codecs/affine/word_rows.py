@@ -203,7 +203,12 @@ class WordRows:
         return transposed(np.ascontiguousarray(stored).view(dtype))
 
     def _cycle(self, window: Windows, first: int, last: int, size: int) -> Array:
-        """Return a number for every code of rows, bytes [rows, columns]: the stored numbers, repeated in a cycle."""
+        """Return the number (scale or zero point) of every code of rows ``first`` to ``last``: u8 [rows, columns *
+        size].
+
+        A number takes ``size`` bytes. The part stores a line of numbers, which repeats along the codes in row-major
+        order.
+        """
         out = np.empty((last - first) * self.cols * size, np.uint8)
         start = first * self.cols * size % window.width
         filled = 0
@@ -276,8 +281,10 @@ class WordRows:
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _lines(self, begin: int, end: int, first: int, last: int) -> Array:
-        """Return codes ``first`` to ``last`` (u8) of lines ``begin`` to ``end``, from words that hold one code of each
-        lane."""
+        """Return codes ``first`` to ``last`` (u8) of the packed lines ``begin`` to ``end``.
+
+        A word holds one code of each lane. A lane is one of the ``lanes`` equal ranges of lines.
+        """
         layout = self._layout
         size = 4 if layout.bits == 3 else 1
         step = self._codes.rows
@@ -397,5 +404,5 @@ def order_of(tensor: Tensor, layout: PackedIntLayout) -> Array:
 
 
 def _as_words(stored: Array) -> Array:
-    """Return bytes, [rows, 4 * words], as words in native byte order."""
+    """Return little-endian bytes, [rows, 4 * words], as u32 words in native byte order."""
     return from_file(np.ascontiguousarray(stored).reshape(-1), "u32").reshape(len(stored), -1)

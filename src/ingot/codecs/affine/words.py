@@ -99,7 +99,7 @@ def between_lines(tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayo
 
 
 class _Lines:
-    """A pass over a tensor's parts, a run of columns at a time."""
+    """Reads a tensor's parts in order, a run of columns at a time, and returns them in the target's order of lines."""
 
     def __init__(self, tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayout, unit: int) -> None:
         self._stored = stored
@@ -110,7 +110,7 @@ class _Lines:
         self._has_begun = False
 
     def read(self, units: int) -> dict[str, Array]:
-        """Return the next columns."""
+        """Return each part's bytes for the next ``units`` units of columns."""
         stored = self._stored
         target = self._target
         rows = self._rows
@@ -242,7 +242,9 @@ class WordsCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``affine_words.params``, ``.shape``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``affine_words.params``, ``.shape``, ``.parts``,
+        ``.dtype`` and ``.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -85,7 +85,7 @@ def why_incompatible(block_type: str, scales: Array) -> str | None:
 
 
 def source_changed(tensor: Tensor) -> IntegrityError:
-    """Return the error for scales that differ from an earlier read."""
+    """Return the ``IntegrityError`` for scales that changed since an earlier read."""
     return IntegrityError(
         "store.changed",
         "the scales differ from an earlier read: the source changed meanwhile; run again",
@@ -94,7 +94,7 @@ def source_changed(tensor: Tensor) -> IntegrityError:
 
 
 def as_f16(numbers: Array) -> Array | None:
-    """Return f32 numbers as f16; None if f16 does not hold all of them exactly."""
+    """Return f32 numbers as f16; None if f16 cannot hold all of them exactly."""
     small = np.empty(numbers.shape, np.float16)
     same = native.kernels.affine_same(as_bits(numbers), float_name(numbers), written(small), "f16")
     return small if same else None

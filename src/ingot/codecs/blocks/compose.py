@@ -17,9 +17,8 @@ from ingot.model.tensor import Array
 class Numbers:
     """The scales and minima of groups in blocks with nested scales: f32 [rows, groups].
 
-    Each number is the product of an f16 number of the block and an integer of the group.
-
-    ``d`` and ``dmin`` are the block's f16 scale and minimum, repeated for each of its groups.
+    Each scale is the product of the f16 number ``d`` of the block and an integer of the group; each minimum is the
+    product of ``dmin`` and an integer. ``d`` and ``dmin`` are repeated for each group of the block.
     """
 
     scales: Array
@@ -53,7 +52,7 @@ def numbers_of(block_type: str, values: Array, importance: Array) -> Numbers | i
 
 
 def compose_blocks(block_type: str, codes: Array, numbers: Numbers) -> Array:
-    """Return blocks (u8) of codes, u8 [rows, columns], and their numbers.
+    """Return the blocks (u8) that store ``codes``, u8 [rows, columns], with the scales and minima ``numbers``.
 
     For types without nested scales, ``d`` and ``dmin`` are the scales and minima themselves.
     """

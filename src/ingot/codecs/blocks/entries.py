@@ -45,7 +45,12 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Codes of rows: u16 ``entries`` [rows, n], u8 ``negative`` and ``down`` [rows, runs], f32 ``values``."""
+    """The codes of rows in a block type with a grid, and the values for which they stand.
+
+    ``entries`` u16 [rows, entries] are rows of the grid. ``negative`` (a sign bit per value) and ``down`` (the sign of
+    the shift of IQ1) are u8 [rows, runs of eight columns]. ``values`` f32 [rows, columns] are the decoded values before
+    scaling.
+    """
 
     entries: Array
     negative: Array
@@ -73,7 +78,7 @@ class Codes:
 
 
 def entries_per_run(block_type: str) -> int:
-    """Return the number of entries of eight columns."""
+    """Return the number of grid entries that encode eight columns."""
     return RUN // GRIDS[OF_TYPE[block_type]][1]
 
 
@@ -119,7 +124,10 @@ def _scales_of(block_type: str, blocks: Array) -> Scales:
 
 
 def nearest(block_type: str, targets: Array, scales: Array, weights: Array) -> Codes:
-    """Return the nearest codes to eight columns, f32 [rows, 8], for a scale of each row and weights of the columns."""
+    """Return the codes of least squared error for eight columns of ``targets``, f32 [rows, 8].
+
+    ``scales`` has a scale for each row. ``weights`` are the factors of the squared errors.
+    """
     grid = grid_of(block_type)
     assert grid is not None
     codes = Codes.empty(len(targets), RUN, block_type)

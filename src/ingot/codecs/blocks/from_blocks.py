@@ -91,7 +91,7 @@ class _Blocks:
         return Tensor.from_parts(self.layout, parts, self.tensor.shape, self.tensor.name)
 
     def rows(self, shape: tuple[int, ...], blocks: Array) -> Tensor:
-        """Return rows of blocks as a tensor in memory, in ``layout``."""
+        """Return ``blocks``, those of consecutive rows, as a tensor of ``shape`` in memory, in ``layout``."""
         arrays = unpack(self.stored.type, blocks)
         parts = {
             spec.role: memory_part(arrays[spec.role], spec.dtype, spec.type) for spec in self.layout.part_specs(shape)
@@ -118,7 +118,7 @@ class _Blocks:
         return why_not
 
     def repack(self, unpacked: Tensor, target: Layout) -> Repacked:
-        """Return an unpacked tensor in the layout ``target``."""
+        """Return the repacking of ``unpacked``, the result of ``as_tensor``, into the layout ``target``."""
         if isinstance(self.layout, ScaledCodebookLayout):
             return ScaledCodebookCodec().repack(unpacked, target)
         return AffineCodec().repack(unpacked, target)

@@ -67,13 +67,13 @@ class _ToBlocks:
 
     @property
     def point(self) -> int:
-        """The zero point of blocks without offsets; it is for unsigned codes if ``between`` has unsigned codes."""
+        """The zero point that all blocks of a type without offsets have, for the codes of ``between``."""
         if isinstance(self.layout.zero, Constant):
             return self.layout.zero.point
         return 0 if self.between.signed else 128
 
     def numbers(self, scales: Array, zeros: Array) -> tuple[Array, Array | None] | str:
-        """Return the scales and offsets of blocks in f16, or the reason why there are none."""
+        """Return the scales and offsets of blocks in f16, or, as text, the reason why f16 cannot hold them exactly."""
         minima: Array | None = zeros if self.stored.offset else None
         if self.layout.offset and minima is None:
             minima = offsets(scales, zeros)
@@ -139,7 +139,7 @@ class _AffineBlocks:
         return {BLOCKS: pack(blocks.target.type, block_parts)}
 
     def _repeat(self, numbers: Array) -> Array:
-        """Return a number for each block, from numbers of groups of one or more blocks."""
+        """Return one number per block: each group's number, repeated for the blocks of the group."""
         if self._groups == self._group_of.size:
             return numbers
         return np.ascontiguousarray(numbers.reshape(-1, self._groups)[:, self._group_of]).reshape(-1)

@@ -113,8 +113,9 @@ class DeltaCodec(ABC):
         """Return a sequential applier of the delta ``tensor`` to a base of element type ``dtype``."""
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-        """Return whether the delta ``tensor`` may be applied to a base of ``shape``: by default, if it has this
-        shape."""
+        """Return whether the delta ``tensor`` may be applied to a base of ``shape``: by default, if the shapes are
+        equal.
+        """
         return tensor.shape == shape
 
 
@@ -176,7 +177,7 @@ class AdditiveEncoder(DeltaEncoder):
         return self._inner.observes()
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Observe rows of the difference."""
+        """Observe ``rows`` of the difference; see ``BaseEncoder.observe``."""
         return self._inner.observe(rows, start)
 
     def wider_options(self) -> Mapping[str, Any]:
@@ -241,7 +242,10 @@ class AdditiveApplier:
 
 
 def fusible(base: Array, out: Array) -> bool:
-    """Return whether both have one type that kernels add to, in C order, and are the same array or disjoint."""
+    """Return whether the fused kernels can add to ``base`` and write to ``out``.
+
+    Both must have one supported dtype and C order, and be the same memory or not overlap.
+    """
     start = base.ctypes.data
     out_start = out.ctypes.data
     disjoint = start + base.nbytes <= out_start or out_start + out.nbytes <= start
@@ -249,7 +253,7 @@ def fusible(base: Array, out: Array) -> bool:
 
 
 def _plain(first: Array, second: Array) -> bool:
-    """Return whether both have one type that kernels support, in C order."""
+    """Return whether two arrays have one dtype that the fused kernels support, and are in C order and aligned."""
     plain = all(array.flags.c_contiguous and array.flags.aligned for array in (first, second))
     return plain and first.dtype == second.dtype and resolve_dtype(first.dtype).name in _FUSED
 

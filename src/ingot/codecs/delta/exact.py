@@ -58,7 +58,10 @@ class ExactEncoder(DeltaEncoder):
 
 @dataclass(slots=True)
 class _Open:
-    """A chunk that was applied in part: its encoded bytes, its number of elements, and the base's elements so far."""
+    """A chunk of which only the first elements were applied.
+
+    ``parts`` are its encoded bytes, ``size`` its number of elements, and ``base`` the base's elements so far.
+    """
 
     parts: dict[str, Array]
     size: int
@@ -122,9 +125,9 @@ class ExactApplier:
         return full or (count if count == self._remaining else 0)
 
     def _continue(self, old: Array, new: Array) -> int:
-        """Begin or continue a chunk that is cut.
+        """Apply the next elements of a chunk that does not end within ``old``; return their number.
 
-        Its first part is applied again, because a chunk decodes only as a whole.
+        The chunk's earlier elements are applied again, because a chunk decodes only as a whole.
         """
         if self._open is None:
             size = min(self._params.chunk, self._remaining)
@@ -169,7 +172,9 @@ class ExactDelta(DeltaCodec):
     elementwise = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``,
+        ``.size``.
+        """
         _checked(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> ExactEncoder:
@@ -201,7 +206,9 @@ class ExactCodec(NeedsBase):
     holds: ClassVar[str] = "differences, which mean nothing without their base"
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_exact.params``, ``.part-missing``, ``.dtype``,
+        ``.size``.
+        """
         _checked(tensor)
 
 

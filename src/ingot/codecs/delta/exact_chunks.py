@@ -149,7 +149,9 @@ def as_words(values: Array, params: ExactParams, location: str = "") -> Array:
 
 
 def encode_chunks(params: ExactParams, base: Array, tuned: Array) -> dict[str, Array]:
-    """Return ``sizes`` and ``planes`` of flat words; the first word begins a chunk."""
+    """Return the parts ``sizes`` and ``planes`` for the flat words ``base`` and ``tuned``; the first word begins a
+    chunk.
+    """
     sizes = np.empty(params.chunks(base.size), np.uint32)
     out = np.empty(params.limit(base.size), np.uint8)
     total = native.kernels.delta_encode(base, tuned, params.chunk, *params.element, out, sizes)
@@ -159,7 +161,10 @@ def encode_chunks(params: ExactParams, base: Array, tuned: Array) -> dict[str, A
 def apply_chunks(
     params: ExactParams, parts: Mapping[str, Array], base: Array, out: Array, *, last: int, location: str
 ) -> None:
-    """Apply chunks, whose bytes are exactly ``planes``, to flat words; ``out`` may be ``base``.
+    """Apply the chunks in ``parts``, of which ``planes`` has exactly the bytes, to ``base``; write flat words to
+    ``out``.
+
+    ``out`` may be ``base``.
 
     Parameters
     ----------

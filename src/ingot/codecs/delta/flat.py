@@ -73,7 +73,7 @@ class Differences(NamedTuple):
         return Differences(self.tuned[start:stop], None if self.base is None else self.base[start:stop], self.dtype)
 
     def array(self) -> Array:
-        """Return the computed differences."""
+        """Return the differences as a flat float32 array, computed now."""
         if self.base is None:
             return self.tuned
         out = scratch(self.tuned.shape, np.float32)
@@ -112,7 +112,7 @@ class PairEncoder(Encoder):
         """Process the next differences of a fit pass."""
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows."""
+        """Return each part's bytes for ``rows``."""
         return self.encode_differences(Differences.from_rows(rows), len(rows), start)
 
     def encode_pair(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
@@ -195,7 +195,9 @@ def require_options(codec: str, options: Mapping[str, Any], names: tuple[str, ..
 
 
 def share_option(codec: str, options: Mapping[str, Any], key: str, default: float, below: float) -> float:
-    """Return an option that is a fraction: a number from 0 to less than 1, or exactly ``below``."""
+    """Return the option ``key``, a fraction from 0 to less than 1, or exactly ``below``; ``default`` if it
+    is not set.
+    """
     value = options.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < 1 or value == below):
         raise UsageError(
@@ -247,7 +249,7 @@ def check_parts(tensor: Tensor, dtypes: Mapping[str, tuple[str, ...]]) -> dict[s
 
 
 def require_count(tensor: Tensor, role: str, count: int, expected: int) -> None:
-    """Raise ``CodecError`` ``<codec>.size`` unless a part has the expected number of elements."""
+    """Raise ``CodecError`` ``<codec>.size`` unless ``count``, the number of elements of a part, is ``expected``."""
     if count != expected:
         raise CodecError(
             f"{tensor.codec}.size",
@@ -257,7 +259,7 @@ def require_count(tensor: Tensor, role: str, count: int, expected: int) -> None:
 
 
 def matrix_rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns of ``Tensor.matrix_shape`` for a shape."""
+    """Return the rows and columns of a tensor of ``shape`` as a matrix; see ``Tensor.matrix_shape``."""
     return (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
@@ -280,7 +282,9 @@ class Addition(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Array, Array, Array | None, bool, str]:
-        """The last arguments of the kernels that add."""
+        """The last arguments of the kernels that add differences: ``base``, ``out``, ``back``, ``less`` and the name of
+        the dtype of ``out``.
+        """
         back = None if self.back is None else written(self.back)
         return as_bits(self.base), written(self.out), back, self.less, float_name(self.out)
 

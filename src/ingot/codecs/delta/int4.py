@@ -61,7 +61,7 @@ def outliers(size: int, fraction: float) -> int:
 
 
 def table(scale: Array, zero: Array, location: str | None = None) -> Array:
-    """Return the values of the sixteen codes: ``q / 15 * (scale * 15) + zero``, each step rounded to float32.
+    """Return the values of the sixteen codes q: ``q / 15 * (scale * 15) + zero``, each step rounded to float32.
 
     Raises ``CodecError`` ``delta_int4.scale``: a scale or zero point that is not finite.
     """
@@ -76,9 +76,10 @@ def table(scale: Array, zero: Array, location: str | None = None) -> Array:
 
 
 class Scale(NamedTuple):
-    """The conversion of values to codes: ``pair`` is scale and zero point as stored, ``arguments`` are the kernel's.
+    """The scale and zero point that map values to 4-bit codes.
 
-    If ``flat`` is set, all codes are 0.
+    ``pair`` are both as the file stores them, ``arguments`` the numbers that the encoding kernel takes. If ``flat`` is
+    set, all codes are 0.
     """
 
     flat: bool
@@ -97,9 +98,9 @@ def scale_of(low: float, high: float, layout: int) -> Scale:
 
 
 def codes_of(differences: Differences, skipped: Array, scale: Scale, before: float | None = None) -> Array:
-    """Return the codes of ``before``, if given, and of all differences but those at ``skipped``, two per byte.
+    """Return 4-bit codes, two per byte, of all differences but those at the positions ``skipped``.
 
-    The last byte is padded with 0.
+    If ``before`` is given, its code is the first. The last byte is padded with 0.
     """
     packed = np.zeros((differences.size + (before is not None) - skipped.size + 1) // 2, np.uint8)
     if not scale.flat:
@@ -108,10 +109,10 @@ def codes_of(differences: Differences, skipped: Array, scale: Scale, before: flo
 
 
 class _Chunk(ChunkParts):
-    """Parts of a chunk.
+    """The encoded parts of a chunk, with what is needed to decode the chunk alone.
 
-    Positions in ``within`` count from the chunk's first element. ``packed`` contains ``first`` codes before the
-    chunk's first code.
+    Positions in ``within`` count from the chunk's first element. ``packed`` contains ``first`` codes before the chunk's
+    first code.
     """
 
     first: int = 0
@@ -138,7 +139,7 @@ class _Decoding:
 
 
 def _alone(parts: Mapping[str, Array]) -> tuple[Mapping[str, Array], int]:
-    """Return the parts to decode, and the number of codes to skip."""
+    """Return the parts of a chunk with positions within the chunk, and the number of codes before the chunk's first."""
     return (parts.within, parts.first) if isinstance(parts, _Chunk) else (parts, 0)
 
 
@@ -235,7 +236,11 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
 
 
 def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array], gaps: bool, out: Array) -> None:
-    """Decode into the flat ``out``: ``codes`` are the sixteen values in its element type; positions count from 0."""
+    """Decode differences into the flat ``out``.
+
+    ``packed`` are bytes and the number of codes to skip, ``codes`` the sixteen values in the dtype of ``out``, and
+    ``apart`` the positions (from 0) and values of outliers. ``gaps`` states that outliers have no codes.
+    """
     positions, values = apart
     values = as_bits(cast_like(values, out))
     native.kernels.int4_decode(packed[0], packed[1], as_bits(codes), positions, values, gaps, written(out))
@@ -300,7 +305,9 @@ class DeltaInt4(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``, ``.size``, ``.layout``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_int4.dtype``, ``.parts``, ``.part-dtype``,
+        ``.size``, ``.layout``.
+        """
         layout = Int4DeltaLayout.from_tensor(tensor).layout
         counts = check_parts(tensor, PARTS)
         apart = counts["outlier_idx"]

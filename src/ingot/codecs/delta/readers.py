@@ -76,7 +76,7 @@ class ArrayReader:
 
 
 def values_of(part: Part) -> ElementReader | ArrayReader:
-    """Return a reader of a part's elements; the arrays that it returns may be read-only."""
+    """Return a sequential reader of a part's elements; the arrays that it returns may be read-only."""
     array = _in_memory(part)
     return ElementReader(part) if array is None else ArrayReader(array)
 
@@ -213,7 +213,7 @@ class PositionReader:
 def _ascending_readers(
     positions: Part, values: Part, size: int
 ) -> tuple[ElementReader | ArrayReader, ElementReader | ArrayReader]:
-    """Return readers of positions, in ascending order, and of their values."""
+    """Return a reader of ``positions`` in ascending order, and a reader of ``values`` in the same order."""
     array = _in_memory(positions)
     if array is not None and array.dtype == np.int64 and native.kernels.first_unordered(array, -1, size) == array.size:
         return ArrayReader(array), values_of(values)
@@ -249,10 +249,12 @@ def _load(part: Part) -> Array:
 
 
 def place_values(positions: Array, values: Array, out: Array, location: str | None = None) -> None:
-    """Write values, rounded to the element type of the flat ``out``, at ascending positions."""
+    """Set the elements of the flat ``out`` at ascending ``positions`` to ``values``, rounded to the dtype
+    of ``out``.
+    """
     native.kernels.place_values(positions, as_bits(cast_like(values, out, location)), written(out))
 
 
 def cast_like(values: Array, out: Array, location: str | None = None) -> Array:
-    """Return values in the element type of ``out``; rule ``dense.overflow`` if it cannot hold a value."""
+    """Return ``values`` in the dtype of ``out``; rule ``dense.overflow`` if this dtype cannot hold a value."""
     return cast(values, float_name(out), location)

@@ -73,7 +73,7 @@ class RowsEncoder(DeltaEncoder):
         return self._inner.scratch_bytes()
 
     def observes(self) -> bool:
-        """Return True: the caller passes the differences of the shared rows."""
+        """Return True: the inner encoder must observe the differences of the shared rows."""
         return True
 
     def observe(self, rows: Array, start: int) -> bool:
@@ -157,7 +157,8 @@ class RowsDelta(DeltaCodec):
     elementwise = False
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``.
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_rows.params``, ``.inner``, ``.part-missing``,
+        ``.dtype``, ``.size``.
 
         The inner codec checks its parts too.
         """
@@ -203,7 +204,8 @@ class RowsCodec(NeedsBase):
     holds: ClassVar[str] = "differences of shared rows, which cannot be decoded without their base"
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_rows.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``.
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_rows.params``, ``.inner``, ``.part-missing``,
+        ``.dtype``, ``.size``.
 
         The inner codec checks its parts too.
         """

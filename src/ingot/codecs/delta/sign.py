@@ -173,7 +173,9 @@ class DeltaSign(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_sign.dtype``, ``.parts``, ``.part-dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_sign.dtype``, ``.parts``, ``.part-dtype``,
+        ``.size``.
+        """
         counts = check_parts(tensor, PARTS)
         require_count(tensor, "scales", counts["scales"], scale_rows(tensor.shape))
         require_count(tensor, "packed_signs", counts["packed_signs"], -(-tensor.size // 8))

@@ -38,7 +38,9 @@ _NONE = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 def kept_count(size: int, sparsity: float) -> int:
-    """Return how many of ``size`` differences are stored: at least one, unless ``size`` is 0."""
+    """Return the number of differences, of ``size``, that ``sparsity`` lets the codec store: at least 1 unless ``size``
+    is 0.
+    """
     return min(size, max(1, int(size * (1.0 - sparsity))))
 
 
@@ -58,7 +60,7 @@ class _Decoding:
 
 
 def _alone(parts: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return parts whose positions count from the first decoded element."""
+    """Return the parts of a chunk with positions that count from the chunk's first element."""
     return parts.within if isinstance(parts, ChunkParts) else parts
 
 
@@ -137,7 +139,9 @@ class DeltaSparse(Codec):
     checks_stored: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``delta_sparse.dtype``, ``.parts``, ``.part-dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``delta_sparse.dtype``, ``.parts``, ``.part-dtype``,
+        ``.size``.
+        """
         counts = check_parts(tensor, PARTS)
         require_count(tensor, "values", counts["values"], counts["indices"])
         if counts["indices"] > tensor.size:

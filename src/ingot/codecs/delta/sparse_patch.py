@@ -154,7 +154,9 @@ class SparsePatchDelta(DeltaCodec):
     elementwise = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``sparse_patch.params``, ``.parts``, ``.dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``sparse_patch.params``, ``.parts``, ``.dtype``,
+        ``.size``.
+        """
         check(tensor)
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
@@ -212,7 +214,9 @@ class SparsePatchCodec(NeedsBase):
     holds: ClassVar[str] = "changed elements, which cannot be decoded without their base"
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``sparse_patch.params``, ``.parts``, ``.dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``sparse_patch.params``, ``.parts``, ``.dtype``,
+        ``.size``.
+        """
         check(tensor)
 
 

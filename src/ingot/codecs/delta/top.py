@@ -60,12 +60,13 @@ class RestObserver:
     ranges: ClassVar[bool] = False
 
     def observe_passed(self, passed: PassedValues, stop: int) -> None:
-        """Observe the next differences, which end before element ``stop``."""
+        """Observe a batch of differences; the batch ends before element ``stop`` of the tensor."""
 
     def observe_evicted(self, positions: Array, values: Array, kept_places: Array, gone: tuple[float, float]) -> None:
-        """Observe candidates when the search drops some: it keeps only the candidates at indices ``kept_places``.
+        """Observe the candidates when the search drops some of them.
 
-        At least one candidate is dropped. ``gone`` is the range of the values of the dropped candidates.
+        ``positions`` and ``values`` are all candidates; those at the indices ``kept_places`` stay. At least one
+        candidate is dropped. ``gone`` is the range of the values of the dropped candidates.
         """
 
 
@@ -93,7 +94,7 @@ class RestRange(RestObserver):
         self._indices, self._values = np.full(count, -1, np.int64), np.zeros(count, np.float32)
 
     def last_before(self, start: int) -> float:
-        """Return the last value before element ``start``, a multiple of ``grid``."""
+        """Return the value recorded before element ``start``, a multiple of ``grid``."""
         return float(self._values[start // self.grid])
 
     def observe_passed(self, passed: PassedValues, stop: int) -> None:

@@ -103,7 +103,8 @@ class DenseCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``dense.part-missing``, ``dense.dtype``, ``dense.size``.
+        """Check parameters, parts and shape of ``tensor``; rules ``dense.part-missing``, ``dense.dtype``,
+        ``dense.size``.
 
         An unknown dtype has no size to check.
         """
@@ -242,7 +243,9 @@ def decodable(tensor: Tensor) -> DType:
 
 
 def encodable(name: str) -> DType:
-    """Return the row of a source dtype that can be encoded; ``UnsupportedError`` otherwise."""
+    """Return the ``DType`` of a source dtype that can be encoded; raise ``UnsupportedError`` for a type
+    below a byte.
+    """
     return _whole_bytes(dtype(name), None)
 
 

@@ -46,7 +46,7 @@ def _why_not(tensor: Tensor, holder: str) -> str | None:
 
 
 class DenseRepackReader:
-    """A pass over the values."""
+    """Reads a dense tensor in order and returns its values in a wider type."""
 
     def __init__(self, tensor: Tensor, holder: str) -> None:
         self._reader = tensor.parts[DATA].reader()

@@ -150,7 +150,9 @@ class EntropyCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``float_entropy.params``, ``.part-missing``, ``.dtype``, ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``float_entropy.params``, ``.part-missing``,
+        ``.dtype``, ``.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -37,7 +37,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 class Window:
-    """The seven consecutive exponents that occur most often, counted in chunks of rows.
+    """A counter of exponents, which finds the seven consecutive exponents that occur most often.
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ class TcaReader(Rows):
             reader.finish()
 
     def _use_buffer(self, out: Array) -> Array:
-        """Copy buffered rows to ``out``; return the rows of ``out`` that are not filled."""
+        """Copy buffered rows to the beginning of ``out``; return the remaining rows of ``out``."""
         count = min(len(self._buffer), len(out))
         if count:
             cast_into(self._buffer[:count], out[:count], self._name)
@@ -237,7 +237,9 @@ class TcaCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``tca_tbe.params``, ``tca_tbe.parts``, ``tca_tbe.dtype``, ``tca_tbe.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``tca_tbe.params``, ``tca_tbe.parts``,
+        ``tca_tbe.dtype``, ``tca_tbe.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

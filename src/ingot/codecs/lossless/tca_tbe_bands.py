@@ -33,7 +33,7 @@ def grid(rows: int, cols: int) -> tuple[int, int]:
 
 
 def bands_per_call(cols: int) -> int:
-    """Return the number of bands with about ``STEP`` elements, at least 1."""
+    """Return how many bands to code in one call: about ``STEP`` elements, at least one band."""
     return max(1, STEP // (SIDE * max(cols, 1)))
 
 

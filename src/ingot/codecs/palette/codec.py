@@ -121,14 +121,15 @@ class PaletteCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``palette.params``, ``.vector-size``, ``.groups``, ``.parts``, ``.dtype``, ``.size``.
+        """Check parameters, parts and shape of ``tensor``; rules ``palette.params``, ``.vector-size``, ``.groups``,
+        ``.parts``, ``.dtype``, ``.size``.
 
         Readers check ``palette.padding``, ``palette.scale`` and ``palette.overflow``.
         """
         layout_of(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; large tensors on threads."""
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; threads decode large tensors."""
         params = layout_of(tensor)
         if dtype not in FLOATS:
             raise UnsupportedError(

@@ -127,7 +127,7 @@ class PaletteEncoder(Encoder):
             self._end_of_pass()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises ``CodecError``: ``palette.non-finite``, ``palette.entry-overflow``.
         """
@@ -298,7 +298,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
 
 
 def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
-    """Return the parameters of the groups of a tensor that form a chunk of ``shape``."""
+    """Return the layout of a chunk of ``shape``, seen as a tensor with only the groups of the chunk."""
     params = settings.params
     if not settings.sliced:
         return params if settings.grouped else replace(params, groups=(1,) * len(shape), vector_axis=0)
@@ -322,7 +322,9 @@ def _points(values: Array, params: PaletteLayout) -> Array:
 
 
 def _times_power(points: Array, exponent: int) -> Array:
-    """Multiply ``points`` in place by a power of two, in two steps if f32 cannot hold the factor; return them."""
+    """Multiply ``points`` in place by ``2**exponent``, in two steps if f32 cannot hold the factor; return
+    ``points``.
+    """
     points *= np.float32(2.0 ** min(exponent, 127))
     if exponent > 127:
         points *= np.float32(2.0 ** (exponent - 127))
@@ -345,7 +347,9 @@ def _axis(options: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> int:
 
 
 def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
-    """Return the smallest number of codebooks for ``length`` indices with at most ``group`` channels each."""
+    """Return the smallest number of codebooks for ``length`` indices of ``size`` channels, if each serves at most
+    option ``group`` channels.
+    """
     group = options.get("group", "tensor")
     if group == "tensor" or not length:
         return 1

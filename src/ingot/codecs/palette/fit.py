@@ -41,7 +41,7 @@ def require_finite(values: Array, start: int, cols: int) -> float:
 
 
 def non_finite(values: Array, bad: int, start: int, cols: int) -> CodecError:
-    """Return the error for the value at flat index ``bad``."""
+    """Return the error ``palette.non-finite`` for the value of ``values`` at flat index ``bad``."""
     row, column = divmod(bad, max(cols, 1))
     value = float(values.reshape(-1)[bad])
     return CodecError(

@@ -78,7 +78,9 @@ def check_codebook(tensor: Tensor, layout: PaletteLayout) -> None:
 
 
 def check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], count: int) -> None:
-    """Check that a part holds ``count`` elements of one of ``dtypes``."""
+    """Raise ``CodecError`` unless a part has ``count`` elements of one of ``dtypes``: ``palette.dtype``,
+    ``palette.size``.
+    """
     part = tensor.parts[role]
     location = f"{tensor.name}.{role}"
     if part.dtype not in dtypes or part.type not in (None, part.dtype):

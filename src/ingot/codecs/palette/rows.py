@@ -113,7 +113,7 @@ class Lookup:
         out.view(np.uint64)[...] = halves.reshape(-1)
 
     def all(self, packed: Array, out: Array, workers: int | None = 1) -> None:
-        """Fill ``out`` (flat) from a full stream, on threads."""
+        """Fill ``out`` (flat) from a full stream, by several threads."""
         size, bits = self._params.vector_size, self._params.bits
         count = out.size // size
         step = STEP // 8 * 8
@@ -185,7 +185,7 @@ def require_padding(last: int, used: int, rule: str, location: str) -> None:
 
 
 def chunk_step(rows: int, cols: int, params: PaletteLayout) -> int:
-    """Return the smallest multiple of ``rows`` whose rows of ``cols`` values have indices that fill full bytes."""
+    """Return the row alignment of chunks: a multiple of ``rows`` at which the packed indices begin at a byte."""
     unit = 8 * params.vector_size
     return lcm(max(rows, 1), unit // gcd(unit, max(cols, 1) * params.bits))
 

@@ -51,11 +51,13 @@ class ScaledCodebookCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``scaled_codebook.params``, ``.group``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``scaled_codebook.params``, ``.group``, ``.parts``,
+        ``.dtype`` and ``.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32; rows are decoded in threads."""
+        """Return the values in f32, f16 or bf16, rounded once from f32; several threads decode rows."""
         layout = _checked(tensor)
         rows, cols = tensor.matrix_shape
         if layout.transposed or dtype not in FLOAT_TARGETS or not rows * cols:

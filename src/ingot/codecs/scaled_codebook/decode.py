@@ -38,7 +38,7 @@ _SCRATCH = 1 << 16  # elements that stay in cache
 
 
 class Window(Protocol):
-    """Elements of a part, requested in runs that never go back."""
+    """A reader of ranges of a part's elements; a later range does not begin before an earlier one."""
 
     def take(self, first: int, last: int) -> Array:
         """Return elements ``first`` to ``last``."""
@@ -56,7 +56,10 @@ class ArrayWindow:
 
 
 class ReaderWindow:
-    """A window on a part that is read in order; it buffers the elements of the last run, which the next may overlap."""
+    """A window on a part that is read in order.
+
+    It buffers the elements of the last range, because the next one may overlap it.
+    """
 
     def __init__(self, part: Part) -> None:
         self._reader = part.reader()

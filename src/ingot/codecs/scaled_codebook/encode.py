@@ -75,7 +75,7 @@ class ScaledEncoder(Encoder):
         self._amax = max(self._amax, np.abs(_finite(rows)).max(initial=0))
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises ``CodecError``: ``scaled_codebook.non-finite``; ``scaled_codebook.scale-overflow``: the scales' type
         cannot hold the scale of a group.
@@ -190,7 +190,7 @@ def _finite(rows: Array) -> Array:
 
 
 def _step(layout: ScaledCodebookLayout, shape: Shape) -> int:
-    """Return the number of rows after which indices begin at a byte again, and blocks and runs begin."""
+    """Return the row alignment of chunks: indices begin at a byte, and blocks and runs of scales begin."""
     cols = matrix_shape(shape)[1]
     grid = layout.grid
     step = chunk_step(1, cols, PaletteLayout(layout.bits, (1,), 1, 0, "f32", "f32"))

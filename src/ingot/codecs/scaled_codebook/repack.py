@@ -40,7 +40,10 @@ _NEIGHBOURS = 8
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """The second scale of a target (None: none), and whether values are equal only after rounding."""
+    """The second scale of the target, None if it has none.
+
+    ``rounded`` states that values are equal only after rounding to the tensor's type.
+    """
 
     value: np.float32 | None
     rounded: bool = False
@@ -119,7 +122,9 @@ def _same_or_repeated(stored: ScaledCodebookLayout, target: ScaledCodebookLayout
 
 
 def _tile(grid: Grid, cols: int) -> tuple[int, int]:
-    """Return the number of rows and columns that share a scale; 0 rows if scales do not cover rectangular blocks."""
+    """Return the rows and columns of the block that shares a scale; 0 rows if scales do not cover
+    rectangular blocks.
+    """
     match grid:
         case Tiles(tall, wide):
             return tall, wide
@@ -202,7 +207,7 @@ class _Repack:
 
 
 class _Reader:
-    """A pass over a tensor's parts, row by row in the stored order."""
+    """Reads a tensor's parts in order, row by row as they are stored, and returns them repacked."""
 
     def __init__(self, repack: _Repack, rows: int, cols: int) -> None:
         parts = repack.tensor.parts
@@ -266,7 +271,9 @@ class _Reader:
         return np.repeat(scale, share)
 
     def _finer_scales(self, first: int, last: int, grid: Tiles) -> Array:
-        """Return the scales of rows on a finer grid than the stored blocks."""
+        """Return the scales of rows ``first`` to ``last`` on the target's grid, whose blocks divide the stored
+        ``grid``.
+        """
         repack = self._repack
         if self._block_scales is None:
             raw = _next(self._scales, self._count * DTYPES[repack.stored.scales].bits // 8)
@@ -307,7 +314,7 @@ def _same_scales(first: Grid, second: Grid, cols: int) -> bool:
 
 
 def _as_groups(grid: Grid, cols: int) -> Grid:
-    """Return the grid as groups of columns, if it is equal to them."""
+    """Return the equivalent ``Group``, if each row of ``grid`` consists of whole groups of columns; else ``grid``."""
     if isinstance(grid, Row):
         return Group(cols)
     if isinstance(grid, Tiles) and grid.rows == 1 and cols and cols % grid.columns == 0:

@@ -95,7 +95,8 @@ class BlocksCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``sparse_blocks.params``, ``.shape``, ``.inner``, ``.part-missing``, ``.size``.
+        """Check parameters, parts and shape of ``tensor``; rules ``sparse_blocks.params``, ``.shape``, ``.inner``,
+        ``.part-missing``, ``.size``.
 
         The inner codec checks its parts too. Readers of the mask check its bytes: rule ``sparse_blocks.mask``.
         """

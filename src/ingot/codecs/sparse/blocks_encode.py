@@ -92,7 +92,7 @@ class BlocksEncoder(Encoder):
             self.inner.fit_pass(remaining)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         A chunk without remaining rows has no inner parts. If no row of the tensor remains, the first chunk has the
         inner parts of an empty matrix.
@@ -139,7 +139,7 @@ class BlocksEncoder(Encoder):
         return len(remaining) > 0 or (start == 0 and self._before(self.rows) == 0)
 
     def _before(self, row: int) -> int:
-        """Return the number of remaining rows before ``row``."""
+        """Return how many rows that are stored come before ``row``."""
         if self.axis or self.full_size:
             return row
         return sum(last - first for first, last in clip_spans(self._spans, 0, row))

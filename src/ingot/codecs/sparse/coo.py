@@ -144,7 +144,7 @@ class CooCodec(Codec):
     streams: ClassVar[bool] = False
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor.
+        """Check parameters, parts and shape of ``tensor``; reads no bytes of the parts.
 
         Rules ``sparse_coo.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``, ``.duplicate``.
         """

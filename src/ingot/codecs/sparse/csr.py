@@ -201,7 +201,7 @@ class CsrCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor.
+        """Check parameters, parts and shape of ``tensor``; reads no bytes of the parts.
 
         Rules ``sparse_csr.shape``, ``.params``, ``.part-missing``, ``.index-dtype``, ``.size``, ``.dtype``.
         """

@@ -142,7 +142,7 @@ def refuse_options(codec: str, options: Mapping[str, Any]) -> None:
 
 
 def values_spec(row: DType, size: int) -> PartSpec:
-    """Return the spec of the part of stored values, for a tensor of ``size`` elements."""
+    """Return the spec of the part ``values`` of a tensor of ``size`` elements of type ``row``."""
     return PartSpec("values", row.storage, None, None if row.is_storage else row.name, limit=row.nbytes(size))
 
 

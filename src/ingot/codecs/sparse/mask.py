@@ -30,7 +30,8 @@ class MaskCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``sparse_mask.params``, ``.inner``, ``.part-missing``, ``.dtype``, ``.size``.
+        """Check parameters, parts and shape of ``tensor``; rules ``sparse_mask.params``, ``.inner``, ``.part-missing``,
+        ``.dtype``, ``.size``.
 
         The inner codec checks its parts too. Readers check ``sparse_mask.popcount`` and ``sparse_mask.padding``.
         """

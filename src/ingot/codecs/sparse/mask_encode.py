@@ -44,9 +44,10 @@ def magnitudes(values: Array) -> Array:
 
 
 class Keep:
-    """A selection that drops only zeros; if ``exact``, only those without any bit, so that -0 survives.
+    """Selects the elements that are stored: here, all that are not zero; with ``exact``, all but +0.
 
-    ``kept_count`` is the number of selected elements, complete after ``fit_passes`` passes of ``fit_pass``.
+    Subclasses drop more elements. ``kept_count`` is the number of selected elements, complete after ``fit_passes``
+    passes of ``fit_pass``.
     """
 
     fit_passes = 1
@@ -56,7 +57,7 @@ class Keep:
         self.kept_count = 0
 
     def fit_pass(self, rows: Array, last: bool) -> None:
-        """Process the next rows of a pass; ``last`` if they end it."""
+        """Process the next rows of a pass; ``last`` states that they end the pass."""
         self.kept_count += int(np.count_nonzero(self(rows)))
 
     def __call__(self, rows: Array) -> Array:
@@ -223,7 +224,7 @@ class MaskEncoder(Encoder):
                 self.params = self._layout(self._keep.kept_count).attributes()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows; raises the errors of the inner encoder."""
+        """Return each part's bytes for ``rows``; raises the errors of the inner encoder."""
         if rows.ndim != 2 or rows.shape[1] != self._cols:
             raise ValueError(f"expected rows of {self._cols} columns, found {rows.shape}")
         keep = self._keep(rows)
@@ -277,7 +278,7 @@ class MaskEncoder(Encoder):
 
 
 def select(mask: Array, values: Array, count: int) -> Array:
-    """Return the ``count`` values that the mask selects, in order."""
+    """Return the ``count`` elements of ``values`` whose bit of ``mask`` is set, in order."""
     flat = np.ascontiguousarray(values).reshape(-1)
     out = np.empty(count, flat.dtype)
     native.kernels.mask_select(mask, as_words(flat), as_words(out))

@@ -61,7 +61,7 @@ class AstcEncoder(Encoder):
         library()
 
     def fit_pass(self, rows: Array) -> None:
-        """Update the largest magnitude.
+        """Add ``rows`` to the largest magnitude, which becomes the texture's scale.
 
         Raises
         ------
@@ -182,11 +182,13 @@ class AstcCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``astc.params``, ``astc.parts``, ``astc.dtype``, ``astc.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``astc.params``, ``astc.parts``, ``astc.dtype``,
+        ``astc.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; bands are decoded in threads."""
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; several threads decode bands."""
         _checked(tensor)
         if dtype not in FLOATS:
             raise UnsupportedError(
@@ -269,7 +271,7 @@ def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, loc
 
 
 def _prepare(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float32]]:
-    """Return layout, coder and map of a checked tensor; reads the map's scale and zero."""
+    """Return the blocks, the coder, and the checked (scale, zero) of a tensor; reads scale and zero."""
     footprint = AstcLayout.from_tensor(tensor).footprint
     layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[footprint])
     scale, zero = (np.float32(tensor.parts[role].array()[0]) for role in ROLES[1:])

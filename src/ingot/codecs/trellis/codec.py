@@ -36,11 +36,13 @@ class TrellisCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``trellis.params``, ``.group``, ``.parts``, ``.dtype`` and ``.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``trellis.params``, ``.group``, ``.parts``, ``.dtype``
+        and ``.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32; bands are decoded in threads."""
+        """Return the values in f32, f16 or bf16, rounded once from f32; several threads decode bands."""
         layout = _checked(tensor)
         rows, cols = tensor.matrix_shape
         if dtype not in FLOAT_TARGETS or not rows * cols:

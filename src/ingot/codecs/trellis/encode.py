@@ -86,7 +86,7 @@ class TrellisEncoder(Encoder):
         return self._reach
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises ``CodecError``: ``trellis.non-finite``; ``trellis.scale-overflow``: the scales' type cannot hold the
         scale of a group.
@@ -117,7 +117,10 @@ class TrellisEncoder(Encoder):
             offset += size
 
     def _bands(self, rows: int) -> list[tuple[int, int]]:
-        """Return the bands of a chunk, which must begin with a band; if bands differ in height, with a matrix."""
+        """Return the first row of each band of a chunk of ``rows`` rows and the row after its last.
+
+        A chunk must begin with a band. If bands differ in height, it must begin with a matrix.
+        """
         inner = rows if self.step == self._layout.band else self._inner
         return list(bands_of(rows, inner, self._layout.band))
 

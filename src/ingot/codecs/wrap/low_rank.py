@@ -166,7 +166,7 @@ class LowRankEncoder(Encoder):
         return self._reach
 
     def fit_pass(self, rows: Array) -> None:
-        """Find the factors.
+        """Find the factors of the matrix ``rows``, which must be complete.
 
         Raises ``CodecError``: ``low_rank.non-finite``, ``low_rank.whole``, ``low_rank.overflow`` (the factors' type
         cannot hold a factor, or the tensor's type a product).
@@ -218,7 +218,9 @@ class LowRankCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``low_rank.params``, ``low_rank.part-missing``, ``low_rank.size``."""
+        """Check parameters, parts and shape of ``tensor``; rules ``low_rank.params``, ``low_rank.part-missing``,
+        ``low_rank.size``.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

@@ -129,7 +129,7 @@ class CorrectedEncoder(Encoder):
         self._inner.forget()
 
     def fit_pass(self, rows: Array) -> None:
-        """Encode, and factor the residual.
+        """Encode ``rows`` by the inner encoder, and find the factors of its error.
 
         Raises ``CodecError``: ``with_low_rank.non-finite``, ``with_low_rank.factor-overflow``, and the errors of the
         inner encoder.
@@ -178,7 +178,9 @@ class CorrectedCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rule ``with_low_rank.params``, and the rules of ``low_rank`` and of the inner codec."""
+        """Check parameters, parts and shape of ``tensor``; rule ``with_low_rank.params``, and the rules of ``low_rank``
+        and of the inner codec.
+        """
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:

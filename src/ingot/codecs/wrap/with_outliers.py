@@ -211,7 +211,7 @@ class OutlierEncoder(Encoder):
         self.params = self._params()
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the parts of these rows.
+        """Return each part's bytes for ``rows``.
 
         Raises ``CodecError`` ``with_outliers.overflow`` if the values' type cannot hold an outlier. Raises the errors
         of the inner encoder. If a row has more than ``per_row`` values that are not finite, the inner encoder receives
@@ -257,8 +257,8 @@ class OutlierCodec(Codec):
     streams: ClassVar[bool] = True
 
     def check(self, tensor: Tensor) -> None:
-        """Check the tensor; rules ``with_outliers.params``, ``.inner``, ``.part-missing``, ``.size``, and the inner
-        codec's.
+        """Check parameters, parts and shape of ``tensor``; rules ``with_outliers.params``, ``.inner``,
+        ``.part-missing``, ``.size``, and the inner codec's.
 
         Readers check positions: rule ``with_outliers.position``.
         """

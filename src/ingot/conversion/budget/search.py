@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
 from pathlib import PurePosixPath
-from typing import Any
 
 from ingot.artifacts.destination import destination
 from ingot.conversion.budget.candidates import (
@@ -36,12 +35,13 @@ from ingot.conversion.budget.divergence import Kl, Step, Trial, search, smallest
 from ingot.conversion.budget.report import BudgetReport, StepReport
 from ingot.conversion.budget.sensitivity import Losses, Measure, losses, measure_of
 from ingot.conversion.options import ConvertOptions
+from ingot.conversion.round_by_layers import calibration_of
 from ingot.core.numeric.knapsack import Allocation, allocate
-from ingot.core.registry import Registry
 from ingot.core.runtime.memory import parse_size
 from ingot.core.runtime.parallel import ordered
 from ingot.core.runtime.progress import Progress
 from ingot.errors import UnsupportedError, UsageError
+from ingot.model.calibration import Calibration
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import Statistics
 from ingot.recipes.choice import Choice
@@ -52,8 +52,6 @@ from ingot.stores.location import Location
 RULE = "convert.budget"
 _KEEP = Recipe("keep", (), general=True)
 _CORRECTIONS = 3
-# ``ingot.runtime`` imports this package, so that it is imported by name on first use.
-_CALIBRATE: Registry[Any] = Registry("calibration", (("model", "ingot.runtime.calibration.calibrate:statistics_of"),))
 
 Prepare = Callable[[ConvertOptions], Planned]
 Convert = Callable[[ConvertOptions], object]
@@ -239,7 +237,7 @@ class _Search:
         """Return the options of the conversion by a recipe, with the statistics that it needs."""
         calibration = None
         if any(isinstance(rule.choice, Choice) and rule.choice.quantizer is not None for rule in recipe.rules):
-            calibration = self._statistics if self._options.calibration is None else self._options.calibration
+            calibration = self._statistics or self._options.calibration
         return replace(self._plain, recipe=recipe, calibration=calibration, progress=self._options.progress)
 
     def _kl(self, builder: RecipeBuilder, allocation: Allocation) -> Kl:
@@ -324,13 +322,15 @@ class _Search:
         calibration = self._options.calibration
         if isinstance(calibration, Statistics):
             yield calibration
+        elif isinstance(calibration, Calibration):
+            self._statistics = calibration.collect()
+            yield self._statistics
         elif calibration is not None:
             with Statistics.open(calibration, weights) as opened:
                 yield opened
         elif calibrated:
-            self._statistics = _CALIBRATE["model"](
-                self._source, max_ram=self._options.max_ram, progress=self._options.progress
-            )
+            calibration = calibration_of(self._source, max_ram=self._options.max_ram, progress=self._options.progress)
+            self._statistics = calibration.collect()
             yield self._statistics
         else:
             yield None

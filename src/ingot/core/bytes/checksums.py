@@ -30,7 +30,7 @@ _SYNTAX = {
 
 
 class Hasher(Protocol):
-    """A running digest."""
+    """A digest of the bytes passed to ``update`` so far; ``text`` returns it as ``algorithm:hex``."""
 
     def update(self, data: Buffer, /) -> None: ...
 
@@ -152,7 +152,10 @@ def supported_algorithm(text: str) -> str | None:
 
 
 def proves(text: str, data: Buffer) -> bool:
-    """Return whether ``data`` certainly has this digest.
+    """Return True if ``data`` has the digest ``text`` and the text is in the form that Ingot writes.
+
+    False does not mean that ``data`` is damaged: the text may be in another valid form. ``algorithm_of`` and ``check``
+    then decide.
 
     Return False if the digest differs, and also if its text is not in the usual form; ``algorithm_of`` then decides.
     """
@@ -168,7 +171,9 @@ def proves(text: str, data: Buffer) -> bool:
 
 
 def same(expected: str, actual: str) -> bool:
-    """Return whether two digests of one algorithm are equal, ignoring case, prefix and leading zeros."""
+    """Return whether two digest texts of one algorithm name the same number; case, ``0x`` and leading zeros do not
+    count.
+    """
     return _number(expected) == _number(actual)
 
 
@@ -182,7 +187,7 @@ def raw(text: str) -> bytes:
 
 
 def text_of(algorithm: str, value: bytes) -> str:
-    """Return the text ``algorithm:hex`` of a digest that is given as bytes."""
+    """Return the text ``algorithm:hex`` of the big-endian digest ``value``; the reverse of ``raw``."""
     return f"crc32c:0x{value.hex().upper()}" if algorithm == "crc32c" else f"{algorithm}:{value.hex()}"
 
 

@@ -77,7 +77,9 @@ class ChunkDigests:
 def read_chunks(
     declared: DeclaredChunks | None, digest: str | None, length: int, rule: str, location: str
 ) -> ChunkDigests | None:
-    """Return the digests of a part's chunks; None if the file has none, or if their algorithm is not supported.
+    """Return the digests of a part's chunks.
+
+    None if the file declares no chunk digests, or if Ingot does not support their algorithm.
 
     Parameters
     ----------
@@ -130,14 +132,17 @@ def single_chunk(digest: str, length: int) -> ChunkDigests | None:
 
 
 def stand_in(algorithm: str | None, length: int) -> bytes | None:
-    """Return zeros as a placeholder for the digests of a part's chunks; None if the file will declare none."""
+    """Return zeros in place of the digests of a part's chunks, to reserve their space in a file that is being written.
+
+    None if no digests will be declared: without an algorithm, or for a part of at most ``LARGE`` bytes.
+    """
     if algorithm is None or length <= LARGE:
         return None
     return bytes(checksums.WIDTHS[algorithm] * -(-length // CHUNK))
 
 
 def declare_chunks(digests: bytes) -> DeclaredChunks:
-    """Return the declaration of digests of chunks of ``CHUNK`` bytes."""
+    """Return the entry of a file for ``digests``, the concatenated digests of chunks of ``CHUNK`` bytes."""
     return DeclaredChunks(CHUNK, digests)
 
 

@@ -67,7 +67,9 @@ def seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
 
 
 def bound(size: int, encoding: str = "zstd") -> int:
-    """Return the maximum size of ``size`` bytes that are encoded in frames of ``FRAME`` bytes, with the seek table.
+    """Return the largest possible size of ``size`` bytes after compression in frames of ``FRAME`` bytes.
+
+    For the encoding ``zt.zstd-seekable/1`` this includes the seek table.
 
     RFC 8878 section 3.1.1: a frame's header has at most 18 bytes with its magic number, and an incompressible block is
     stored raw after 3 bytes; zstd writes blocks of up to 128 KiB.
@@ -152,7 +154,7 @@ class SeekableReader:
         self._position += count
 
     def finish(self) -> None:
-        """Check that everything expected was read."""
+        """Raise ``FormatError`` unless all expected bytes were decoded."""
         if self._position != self._expected:
             raise self._refuse(f"expected {self._expected} decoded bytes, found {self._position}")
 
@@ -199,7 +201,7 @@ class _FrameDecoder:
         return self._frame is None or self._frame.eof
 
     def decode(self, data: Buffer, max_bytes: int) -> bytes:
-        """Return at most ``max_bytes`` of content; empty if the stored bytes so far have no more.
+        """Return at most ``max_bytes`` of decompressed content; empty if more stored bytes are needed.
 
         ``data`` are the next stored bytes: empty ones until the bytes before them are used up.
         """
@@ -292,7 +294,9 @@ class ZstdReader:
         self._produced += filled
 
     def finish(self) -> None:
-        """Check that everything expected was read, that nothing follows, and that the last frame is complete."""
+        """Raise ``FormatError`` unless exactly the expected bytes were decompressed, no bytes follow, and the last
+        frame is complete.
+        """
         if self._produced != self._expected or self._next(1):
             raise FormatError(
                 self._rule,

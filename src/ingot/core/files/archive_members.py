@@ -38,7 +38,7 @@ class MemberReader:
             filled += len(chunk)
 
     def finish(self) -> None:
-        """Check that nothing follows, and that size and CRC are those in the directory."""
+        """Raise an error if bytes follow the member's content, or if its size or CRC-32 differ from the directory's."""
         if self._produced != self._entry.size or self._next(1):
             raise IntegrityError(
                 "archive.size", f"expected {self._entry.size} bytes, found a different number", where=self._entry.name

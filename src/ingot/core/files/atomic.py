@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def free_disk(folder: Path) -> int | None:
-    """Return the free bytes for this user on the disk of ``folder``; None if the file system does not report them."""
+    """Return the number of free bytes for this user on the disk of ``folder``; None if the file system does not report
+    them.
+    """
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -65,12 +67,14 @@ def require_disk(nbytes: int, folder: Path, location: str) -> None:
 
 
 def occupied(folder: Path) -> int:
-    """Return the bytes that files in ``folder`` occupy on disk."""
+    """Return the number of bytes that files in ``folder`` occupy on disk."""
     return sum(system.occupied(path.lstat()) for path in folder.rglob("*"))
 
 
 PUBLISHED: list[str] = []
 """The locations that this process has published, in order; an interrupted command reports them."""
+_UNFINISHED: set[Staging] = set()
+"""Staging folders that this process has created, and neither discarded nor kept."""
 SUFFIX = ".ingot-partial"
 LONGEST_NAME = 255
 """The limit of a file name in bytes on common file systems."""
@@ -101,8 +105,9 @@ class Staging:
 
     Attributes
     ----------
-    folder, files, journal : Path
-        The staging folder, the folder to create files in, and the path of the journal, which is not created here.
+    folder, files, scratch, journal : Path
+        The staging folder; the folders for files of the artifact, and for files that are needed until it is complete
+        (not created here); and the path of the journal, which is not created here.
     resumed : bool
         Whether an earlier run left files, and they were kept.
 
@@ -135,10 +140,13 @@ class Staging:
         self._check_target()
         self.folder = self._staged_in() / partial_name(self.dst.name)
         self.files = self.folder / "files"
+        self.scratch = self.folder / "scratch"
         self.journal = self.folder / JOURNAL
         self._old = self.folder / "replaced"
         self._parts = self.folder / "parts"
         self._open = True
+        self._lock: FileLock | None = None
+        _UNFINISHED.add(self)
         try:
             self._lock = _claim(self.folder, self.dst)
             self._recover()
@@ -147,7 +155,11 @@ class Staging:
             self.resumed = self.files.is_dir() and any(self.files.iterdir())
             self.files.mkdir(exist_ok=True)
         except OSError as error:
+            _UNFINISHED.discard(self)
             raise write_error(error, str(self.folder)) from error
+        except IngotError:
+            _UNFINISHED.discard(self)
+            raise
         try:
             self._check_target()  # again: _recover may have restored the folder of a killed run
         except BaseException:
@@ -159,14 +171,15 @@ class Staging:
 
     @property
     def location(self) -> str:
-        """The target in messages."""
+        """The final path as text, for messages."""
         return str(self.dst)
 
     @property
     def shared_files(self) -> str | None:
-        """The absolute path of ``files``, if processes on other machines that see the target see it too; else None.
+        """The absolute path of ``files`` if other processes can write into this folder; None if they cannot.
 
-        See ``takes_over`` for files that other processes write.
+        If it is None, other processes write into the folder of ``share``, and ``take_over`` registers their files.
+        Whether another machine has this path depends on its mounts.
         """
         return str(self.files.absolute())
 
@@ -243,14 +256,36 @@ class Staging:
         except OSError as error:
             raise write_error(error, str(self.folder)) from error
         finally:
-            self._lock.release(force=True)
+            self._release()
         if system.WINDOWS:  # Windows cannot remove the open lock file, so that the first attempt failed
             self._remove_folder()
+        _UNFINISHED.discard(self)
 
     def keep(self) -> None:
         """Leave the files for a later run with ``resume=True``, and release the lock."""
         if self._open:
             self._open = False
+            self._release()
+            _UNFINISHED.discard(self)
+
+    def clean_up(self) -> None:
+        """Finish what an interrupt stopped: remove the staging folder, or keep it with ``resume``.
+
+        The interrupt may have stopped ``__init__`` or ``discard``. Another process may own the folder by now.
+        """
+        _UNFINISHED.discard(self)
+        if self.resuming:
+            self._open = True
+            self.keep()
+            return
+        self._release()
+        if self.folder.is_dir():
+            self._lock = _claim(self.folder, self.dst)
+            self._open = True
+            self.discard()
+
+    def _release(self) -> None:
+        if self._lock is not None:
             self._lock.release(force=True)
 
     def __enter__(self) -> Staging:
@@ -265,7 +300,7 @@ class Staging:
             self.discard()
 
     def _staged_in(self) -> Path:
-        """Return the parent folder of the staging folder."""
+        """Return the folder in which the staging folder is created."""
         return self.dst.parent
 
     def _flush(self, names: Sequence[str]) -> None:
@@ -325,7 +360,7 @@ class Staging:
             rename(self._old, self.dst)
 
     def _empty(self) -> None:
-        for folder in (self.files, self._old, self._parts):
+        for folder in (self.files, self.scratch, self._old, self._parts):
             if folder.exists():
                 remove_tree(folder)
         remove(self.journal)
@@ -334,6 +369,13 @@ class Staging:
         with contextlib.suppress(OSError):
             (self.folder / "lock").unlink(missing_ok=True)
             self.folder.rmdir()
+
+
+def clean_up() -> None:
+    """Remove the staging folders that an interrupt left; those of a run with ``resume`` are kept."""
+    for staging in list(_UNFINISHED):
+        with contextlib.suppress(OSError, IngotError):
+            staging.clean_up()
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview, *, overwrite: bool = True) -> None:

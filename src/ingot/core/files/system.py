@@ -165,7 +165,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a folder."""
+    """Rename the folder ``source`` to ``target``."""
     _patiently(lambda: source.rename(target))
 
 
@@ -254,7 +254,7 @@ def peak_resident() -> int:
 
 
 def occupied(state: os.stat_result) -> int:
-    """Return the bytes that a file occupies on disk; its size if the system does not count blocks."""
+    """Return the number of bytes that a file occupies on disk; its size if the system does not count blocks."""
     blocks = getattr(state, "st_blocks", None)
     return state.st_size if blocks is None else min(state.st_size, int(blocks) * 512)
 

@@ -14,7 +14,7 @@ def block_count(channels: int, block: int) -> int:
 
 
 def mask_bytes(channels: int, block: int) -> int:
-    """Return the bytes of a mask of one bit per block."""
+    """Return the number of bytes of a mask with one bit per block of ``block`` channels."""
     return -(-block_count(channels, block) // 8)
 
 
@@ -38,7 +38,7 @@ class Blocks:
 
     @staticmethod
     def from_flags(channels: int, block: int, flags: Sequence[bool]) -> Blocks:
-        """Return the mask for one flag per block: whether it is kept."""
+        """Return the mask for ``flags``, which state for each block whether it is kept."""
         return Blocks(channels, block, np.packbits(np.asarray(flags, bool), bitorder="little").tobytes())
 
     @property

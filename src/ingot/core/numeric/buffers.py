@@ -62,7 +62,7 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """The bytes of all free blocks."""
+        """The number of bytes of all free blocks."""
         with self._lock:
             return sum(block.nbytes for block in self._free)
 

@@ -48,7 +48,7 @@ def require_inside(offset: int, length: int, size: int, location: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type.
+    """An element type, with its names in containers and frameworks.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class DType:
 
     @property
     def is_storage(self) -> bool:
-        """Whether this is one of zTensor's 13 storage primitives."""
+        """Whether the type is one of zTensor's 13 storage primitives."""
         return self.storage == self.name
 
     @property
@@ -86,7 +86,9 @@ class DType:
         return self.category == "f"
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of ``count`` elements; sub-byte types are packed, with padding in the last byte."""
+        """Return the number of bytes of ``count`` elements; sub-byte types are packed, with padding in the last
+        byte.
+        """
         return (count * self.bits + 7) // 8
 
 
@@ -244,14 +246,18 @@ def float_name(array: Array) -> str:
 
 
 def as_bits(array: Array) -> Array:
-    """Return ``array`` as kernels accept it: C order, aligned, f16 and bf16 as uint16; a view if possible."""
+    """Return ``array`` in the form that kernels accept: C order, aligned, f16 and bf16 as uint16; a view
+    if possible.
+    """
     flags = array.flags
     plain = array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))
     return plain.view(np.uint16) if plain.dtype.itemsize == 2 else plain
 
 
 def written(out: Array) -> Array:
-    """Return a view of ``out`` for kernels: f16 and bf16 as uint16. Raises ``ValueError`` if it needs a copy."""
+    """Return a view of ``out`` into which kernels write: f16 and bf16 as uint16. Raises ``ValueError`` if it needs a
+    copy.
+    """
     if not out.flags.carray:
         raise ValueError("expected a writable, aligned output in C order")
     return out.view(np.uint16) if out.dtype.itemsize == 2 else out

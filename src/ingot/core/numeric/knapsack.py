@@ -25,9 +25,10 @@ _EPSILON = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One choice (index) for each item, with the total cost and size; ``bound`` is a lower bound of the minimum cost.
+    """One choice (an index) for each item, with the total cost and size.
 
-    ``bound`` equals ``cost`` up to rounding, unless the number of states exceeded the limit.
+    ``bound`` is a lower bound of the minimum cost. It equals ``cost`` up to rounding, unless the number of states
+    exceeded the limit.
     """
 
     picks: tuple[int, ...]
@@ -38,9 +39,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """The undominated choices of one item, with rising sizes and falling costs.
+    """The choices of one item that can be part of a solution, in order of rising sizes and falling costs.
 
-    ``index`` is the index of each choice in the caller's list of this item.
+    A choice is left out if another one is neither larger nor more expensive. ``index`` is the index of each choice in
+    the caller's list for this item.
     """
 
     index: Indices
@@ -50,7 +52,7 @@ class _Choices:
 
 @dataclass(frozen=True, slots=True)
 class _Increments:
-    """Steps along the lower hulls of all items, with the best ratio of gain and size first.
+    """The steps from choice to choice along the lower hulls of all items, sorted by the cost that a unit of size saves.
 
     Each step of an item leads from the choice ``before`` to the choice ``after``.
     """
@@ -131,7 +133,12 @@ def _increments(items: Sequence[_Choices]) -> _Increments:
 
 
 def _relaxed(items: Sequence[_Choices], steps: _Increments, limit: float) -> tuple[list[int], float]:
-    """Return a feasible solution near that of the relaxation, and the relaxation's price of a unit of size."""
+    """Return choices that fit into ``limit``, taken greedily in the order of ``steps``, and the price of a unit of
+    size.
+
+    The price is the ratio of cost to size of the first step that does not fit. It is the dual solution of the linear
+    relaxation.
+    """
     picks = [0] * len(items)
     price = 0.0
     room = limit - sum(float(item.size[0]) for item in items)
@@ -158,7 +165,10 @@ def _sum(items: Sequence[_Choices], picks: Sequence[int]) -> tuple[float, float]
 def _improved(
     items: Sequence[_Choices], best: list[int], relaxed: tuple[float, float], limit: float, max_states: int
 ) -> tuple[list[int], bool]:
-    """Return the best solution with at most ``max_states`` states per item, and whether it is optimal."""
+    """Return the best choices found by dynamic programming, and whether they are proven to be optimal.
+
+    At most ``max_states`` partial solutions are kept after each item.
+    """
     price, bound = relaxed
     cost = _sum(items, best)[0]
     gap = cost - bound
@@ -212,7 +222,7 @@ def _improved(
 
 
 def _front(size: Numbers, cost: Numbers) -> Indices:
-    """Return the undominated states in order of size."""
+    """Return the indices of the partial solutions that are cheaper than all smaller ones, in order of size."""
     order: Indices = np.lexsort((cost, size))
     if not len(order):
         return order
@@ -222,7 +232,7 @@ def _front(size: Numbers, cost: Numbers) -> Indices:
 
 
 def _thinned(states: Indices, size: Numbers, max_states: int) -> Indices:
-    """Return the cheapest state of each of ``max_states`` equal ranges of size."""
+    """Return the cheapest of ``states`` in each of ``max_states`` equal ranges of size."""
     sizes = size[states]
     ranges = ((sizes - sizes[0]) * (max_states / (sizes[-1] - sizes[0]))).astype(np.int64)
     cheapest: Indices = states[np.append(ranges[1:] != ranges[:-1], True)]

@@ -18,9 +18,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class ErrorStats:
     """Sums over pairs of elements (reference r, other x) in double precision; ``+`` adds the sums of two.
 
-    ``squared_error`` is the sum of (r - x)^2, and ``max_abs`` the maximum of |r - x|. Pairs with a value that is not
-    finite are left out of the sums; ``odd`` counts those of them that differ. ``different`` counts all pairs that
-    differ (-0 differs from 0; all NaN are equal).
+    ``squared_error`` is the sum of (r - x)^2, and ``max_abs`` the maximum of |r - x|. The sums leave out pairs with a
+    value that is not finite. ``odd`` counts the pairs that are left out and differ. ``different`` counts all pairs that
+    differ: -0 differs from 0, and all NaN are equal.
     """
 
     count: int = 0

@@ -40,7 +40,7 @@ Schema = tuple[str, bool, str, tuple[Any, ...]]
 
 
 class DigestSyntax(NamedTuple):
-    """The syntax of digests: pairs of a prefix and its number of digits, and the valid digits."""
+    """The syntax of digest texts: each valid prefix with its number of digits, and the valid digits."""
 
     prefixes: Sequence[tuple[bytes, int]]
     digits: bytes
@@ -62,7 +62,10 @@ def record(*fields: Schema) -> Schema:
 
 
 def mapping(values: str | Schema) -> Schema:
-    """Return the schema of a map with arbitrary keys, few of them different, and values of one type."""
+    """Return the schema of a map whose keys are not declared and whose values all have the schema ``values``.
+
+    The decoder is fast only if few keys are different.
+    """
     return "map", False, "", (field("", values),)
 
 
@@ -70,17 +73,20 @@ _Integers = bytes | tuple[int, int]
 
 
 def _memory(integers: _Integers) -> memoryview:
-    """Return a column's 64-bit integers: from their bytes, or from one value and the number of its repetitions."""
+    """Return a column's 64-bit integers, which the native code returns as bytes or as (value, number of
+    repetitions).
+    """
     if isinstance(integers, bytes):
         return memoryview(integers).cast("q")
     return np.broadcast_to(np.int64(integers[0]), integers[1]).data
 
 
 class Column:
-    """One field of all rows; ``native/core/table.h`` defines the meaning of its integers.
+    """The values of one field in all rows of a decoded table; ``native/core/table.h`` defines the integers.
 
     ``first``, ``second`` and ``third`` are memoryviews of 64-bit integers. If all integers are equal, only one is in
-    memory. ``texts`` are the texts of codes. ``inner`` are the columns of a struct's fields, or of a map's values.
+    memory. ``texts`` are the different texts of the column. ``inner`` are the columns of a struct's fields, or of a
+    map's values.
     """
 
     __slots__ = ("first", "inner", "second", "texts", "third")
@@ -103,11 +109,11 @@ class Column:
         return None if begin < 0 else slice(begin, begin + self.second[row])
 
     def sizes(self, row: int) -> tuple[int, ...]:
-        """Return the list of integers of a row, such as a shape."""
+        """Return the integers of a row whose field is a list, such as a shape."""
         return tuple(self.first[self.second[row] : self.second[row + 1]])
 
     def children(self, row: int) -> range:
-        """Return the indices of a map's values in the inner column."""
+        """Return the rows of ``inner[0]`` that contain the values of the map in ``row``."""
         return range(self.first[row], self.first[row + 1])
 
 
@@ -117,7 +123,9 @@ def numbers(column: memoryview) -> Array:
 
 
 def map_texts(column: Column, table: Mapping[str, int], default: int = -1, rows: slice | Array = slice(None)) -> Array:
-    """Return the number that ``table`` has for the text of each of ``rows``; ``default`` for other and absent texts."""
+    """Return ``table[text]`` for the text of each of ``rows``; ``default`` for texts that are absent or not in
+    ``table``.
+    """
     values = np.array([*(table.get(text, default) for text in column.texts), default], np.int64)  # code -1 is absent
     return values[numbers(column.first)[rows]]
 
@@ -191,7 +199,7 @@ def cbor_table(
 
 
 class Rows(Mapping[str, T], Generic[T]):
-    """A mapping that computes its values from columns at each access, without caching them."""
+    """A mapping whose values are computed from the columns of a ``Table`` at each access, without caching."""
 
     __slots__ = ("_make", "_rows")
 
@@ -201,7 +209,7 @@ class Rows(Mapping[str, T], Generic[T]):
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """The rows by name, in order."""
+        """The index of each name's row in the table's columns, in the order of the table."""
         return self._rows
 
     def __getitem__(self, name: str) -> T:

@@ -31,7 +31,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def strict_json(data: bytes | bytearray, rule: str, duplicate_rule: str, location: str) -> dict[str, Any]:
-    """Parse a JSON object.
+    """Parse a JSON object strictly and return it as a dict.
 
     Raises ``FormatError``: ``duplicate_rule`` for a repeated key at any depth; ``rule`` for invalid JSON, NaN,
     Infinity, -0 as an integer, lone surrogates, or a value that is not an object. ``location`` is the file in messages.

@@ -38,7 +38,11 @@ class Bytes(Protocol):
 
 
 class Rules(NamedTuple):
-    """A format's rules of errors: not a message, nested too deeply, a repeated field, text that is not UTF-8."""
+    """The rules of a format's errors.
+
+    ``wire``: the bytes are not a message; ``depth``: messages are nested too deeply; ``repeated``: a field occurs
+    twice; ``utf8``: a text is not UTF-8.
+    """
 
     wire: str
     depth: str
@@ -95,7 +99,7 @@ class Node:
         return Node(self.data, field.start, field.end, self.location, self.rules, self, field.tag, self.depth + 1)
 
     def fields(self) -> Iterator[Field]:
-        """Yield the fields in order.
+        """Yield the fields of the message in file order.
 
         Raises ``FormatError`` ``Rules.wire``.
         """
@@ -179,7 +183,7 @@ class Node:
         return values
 
     def select(self, single: Iterable[int], repeated: Iterable[int] = ()) -> Mapping[int, list[Field]]:
-        """Return the fields with these numbers.
+        """Return the message's fields with the numbers in ``single`` and ``repeated``, by number, in file order.
 
         Raises ``FormatError`` ``Rules.repeated`` if a number of ``single`` occurs twice, because some readers of
         protobuf merge the two fields and others use the last one.
@@ -204,7 +208,7 @@ class Node:
         return bytes(self.data[self.start : self.end])
 
     def text(self, field: Field) -> str:
-        """Decode a field as UTF-8.
+        """Return the payload of a field, decoded as UTF-8.
 
         Raises ``FormatError`` ``Rules.wire``, ``Rules.utf8``.
         """
@@ -247,7 +251,7 @@ Segment = bytes | Range | Hole
 
 
 def length(segments: Iterable[Segment]) -> int:
-    """Return the total bytes of segments."""
+    """Return the number of bytes of all ``segments``, ranges and holes included."""
     return sum(_length(segment) for segment in segments)
 
 

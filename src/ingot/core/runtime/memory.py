@@ -63,7 +63,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def parse_size(text: str | int) -> int:
-    """Return a number of bytes.
+    """Return the number of bytes that ``text`` states, such as ``1.5GiB``.
 
     ``GiB`` is 2**30, ``GB`` 10**9, and a bare ``G`` 2**30 as in GNU coreutils ("Block size"); no unit means bytes.
 
@@ -143,7 +143,7 @@ def peak_rss() -> int:
 
 
 def available_ram() -> int:
-    """Return the bytes that can be allocated without swapping.
+    """Return the number of bytes that can be allocated without swapping.
 
     This is the machine's available memory by psutil (Linux: ``MemAvailable``), limited by the control groups (v1 or v2)
     of this process, which psutil ignores. Page cache that can be dropped counts as free.
@@ -185,7 +185,9 @@ def require_ram(
 
 
 def _room(folder: Path) -> int | None:
-    """Return the free bytes of one control group: limit - used + droppable cache; None if it sets no limit."""
+    """Return the number of free bytes of one control group: limit - used + droppable cache; None if it sets no
+    limit.
+    """
     modern = (folder / "memory.max").exists()
     limit = _number(folder / ("memory.max" if modern else "memory.limit_in_bytes"))
     used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """The state of a job.
+    """The state of a job that a progress callback receives.
 
     Parameters
     ----------

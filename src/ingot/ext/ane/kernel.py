@@ -47,7 +47,7 @@ class KernelReport(Reportable):
     nbytes: Bytes
 
     def report(self) -> Report:
-        """Return all figures."""
+        """Return a report with all figures."""
         figures = [
             *figures_of(self),
             Figure("outcome", self.decision.outcome, data=False),
@@ -222,7 +222,9 @@ def _begins_as_unit(store: Store, name: str) -> bool:
 def _unit(
     tensor: Tensor, bias: Tensor | None, lut: ActivationLut | None, chip: Chip, conditions: Conditions
 ) -> tuple[bytes, str, Decision]:
-    """Return the content of a unit, the name of its kernel format, and the decision of the chip."""
+    """Pack a tensor for ``chip``; return the bytes of the unit, the name of its kernel format, and the chip's
+    decision.
+    """
     name = tensor.name
     if len(tensor.shape) < 2:
         raise UsageError("expected a matrix or convolution, output channels first", rule="ane.layout", where=name)

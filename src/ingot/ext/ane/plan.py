@@ -157,7 +157,7 @@ class Plan(Reportable):
 
     @property
     def sums(self) -> Sequence[ChipSum]:
-        """A line per chip."""
+        """The totals of each chip, in the order of the chips."""
         return [
             ChipSum(
                 item.chip,
@@ -278,7 +278,10 @@ def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, decisions: d
 
 
 def _kernel_kind(storage_form: StorageForm, decision: Decision) -> KernelKind:
-    """Return the description of a weight for the KernelCfg register; a weight that folds is fp16."""
+    """Return the fields of the KernelCfg register that follow from a weight and its decision.
+
+    A weight that folds is fp16.
+    """
     inner = storage_form if storage_form.inner is None else storage_form.inner
     if not decision.streams:
         return KernelKind()

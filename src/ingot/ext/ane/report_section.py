@@ -11,7 +11,9 @@ from ingot.model.checkpoint import Checkpoint
 
 
 class ChipSection:
-    """The plan of a checkpoint for the chips of ``--chip``, a line per chip."""
+    """The section "Neural Engine" of the page: a row per chip of ``--chip`` with the totals of the checkpoint's
+    plan.
+    """
 
     title = "Neural Engine"
     row = ChipSum

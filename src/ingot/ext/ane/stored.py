@@ -105,7 +105,7 @@ def _integers(tensor: Tensor, storage_form: StorageForm, mask: Array | None) -> 
 
 
 def _factors(scale: Array, location: str) -> Array:
-    """Return scales as float16 if it represents them exactly, else as float32; a unit can store either (B25)."""
+    """Return ``scale`` as float16 if float16 holds it exactly, else as float32: a unit can store either (B25)."""
     halves = _rounded(scale)
     return halves if np.array_equal(halves.astype(np.float32), scale) else _finite(scale.astype(np.float32), location)
 
@@ -116,7 +116,10 @@ def _rounded(values: Array) -> Array:
 
 
 def _widened(weight: KernelWeight, bits: int | None) -> KernelWeight:
-    """Return a palette with wider indices, and codebooks padded with zeros, if the chip stores palettes so."""
+    """Return a palette with indices of ``bits`` and codebooks padded with zeros, as some chips store palettes.
+
+    A weight without codebooks, or ``bits`` None, is returned unchanged.
+    """
     if bits is None or weight.codebooks is None:
         return weight
     more = (1 << bits) - weight.codebooks.shape[1]

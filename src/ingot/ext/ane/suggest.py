@@ -56,7 +56,10 @@ UNCHANGED = "kept as stored"
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The choice for a weight: the candidate, its relative RMS error, and bytes moved per dispatch before and after."""
+    """The candidate that is suggested for a weight.
+
+    ``error`` is its relative RMS error; ``moved_before`` and ``moved`` are bytes per dispatch before and after.
+    """
 
     name: str
     candidate: str
@@ -138,7 +141,9 @@ def suggest(options: SuggestOptions) -> Suggestion:
 
 
 def _program(checkpoint: Checkpoint) -> Format | None:
-    """Return the format that checks a checkpoint's own program; None if it has no program."""
+    """Return the format of the checkpoint's own program, which checks whether it can take a form; None without a
+    program.
+    """
     if checkpoint.attachments.program is None:
         return None
     format = FORMATS[checkpoint.format]
@@ -180,7 +185,10 @@ def _pick(
 def _candidate_form(
     tensor: Tensor, codec: str, options: Mapping[str, Any], program: Format | None
 ) -> StorageForm | None:
-    """Return the storage form of a candidate; None if codec, shape or program do not allow it."""
+    """Return the storage form of a weight that ``codec`` with ``options`` encodes.
+
+    None if the codec refuses the tensor, or if the program cannot take the result.
+    """
     if codec not in CODECS:
         return None
     try:

@@ -107,7 +107,10 @@ def head_config(shape: DraftShape, target: Any, head_values: Mapping[str, Any]) 
 
 
 def _features(feature_layers: Any, layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs are the features: the named ones, else 2, the middle, and the last but two."""
+    """Return the target's layers whose inputs are the features of a draft head, from 0.
+
+    ``feature_layers`` names three; otherwise they are 2, the middle, and the last but two.
+    """
     chosen = tuple(feature_layers) if isinstance(feature_layers, list | tuple) else (2, layers // 2, layers - 3)
     if len(chosen) != 3 or any(type(layer) is not int for layer in chosen):
         raise FormatError("draft.config", f"expected three layers for features, found {chosen!r}")
@@ -181,7 +184,7 @@ class DraftHead:
         return proposed
 
     def _forget(self, count: int) -> None:
-        """Remove the newest positions, which were computed from the head's own features."""
+        """Remove the ``count`` newest positions; their features were the head's own, not the target's."""
         self.length -= count
         for layer in self._layers:
             layer.crop(self.length)
@@ -215,7 +218,7 @@ class DraftHead:
 
 
 class _Layer:
-    """A decoder layer with the keys and values of earlier positions."""
+    """A decoder layer of a draft head, and the keys and values of earlier positions."""
 
     def __init__(self, weights: _Values, start: str, config: HeadConfig, *, first: bool) -> None:
         self._weights = weights

@@ -55,19 +55,24 @@ def attend(
 
 
 def _view_of(key: Any, value: Any) -> View | None:
-    """Return the view that keys and values belong to; None if another layer type created them, or they are copies."""
+    """Return the view to which both ``key`` and ``value`` belong.
+
+    None if another type of cache layer created them, or if they are copies.
+    """
     view = getattr(key, VIEW, None)
     return view if isinstance(view, View) and getattr(value, VIEW, None) is view else None
 
 
 def _dense(module: Any, query: Any, states: Any, mask: Any, scaling: float | None, options: Any) -> tuple[Any, None]:
-    """Return the output of torch's attention."""
+    """Return the attention output of torch's own function for decoded keys and values."""
     sdpa: Any = sdpa_attention_forward
     return sdpa(module, query, *states, mask, scaling=scaling, **options)[0], None
 
 
 def covers(view: View, query: Any, options: dict[str, Any]) -> bool:
-    """Return whether the kernels support a call; ``options`` are its further arguments."""
+    """Return whether the kernels support an attention call on ``view``; ``options`` are the call's further
+    arguments.
+    """
     plain = all(name in _PLAIN or value is None or value is False for name, value in options.items())
     grad = torch.is_grad_enabled() and (query.requires_grad or view.keys.requires_grad or view.values.requires_grad)
     return (
@@ -98,7 +103,7 @@ def _mask_of(view: View, query: Any, mask: Any) -> Any:
 
 
 def _packed(view: View, query: Any, mask: Any, scaling: float) -> Any:
-    """Compute attention with the kernels, in blocks of rows that limit the memory of scores."""
+    """Return the attention output computed by the kernels, in blocks of rows that limit the memory of scores."""
     step = max(1, _SCORES // max(1, query.shape[0] * query.shape[1] * view.length))
     parts = []
     for start in range(0, query.shape[2], step):

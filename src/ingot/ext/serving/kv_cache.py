@@ -43,7 +43,7 @@ class PackedCache(DynamicCache):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all layers."""
+        """The number of bytes of all layers."""
         return sum(_nbytes(layer) for layer in self.layers)
 
     def use(self) -> KvUse:
@@ -73,7 +73,7 @@ def _nbytes(layer: Any) -> int:
 
 
 def make_cache(model: Any, settings: KvCache) -> PackedCache:
-    """Return an empty cache for ``model``."""
+    """Return an empty packed cache for ``model``."""
     return PackedCache(model.config.get_text_config(decoder=True), settings)
 
 
@@ -140,7 +140,7 @@ def settings_of(model: Any) -> KvCache | None:
 
 
 def _prepare(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Replace ``_prepare_cache_for_generation`` of transformers' models."""
+    """Give a generation a packed cache, unless the caller chose another; replaces a method of transformers' models."""
     is_default = generation_config.cache_implementation in (None, "dynamic")
     if is_default and generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
         model_kwargs["past_key_values"] = make_cache(self, getattr(self, _SETTINGS))
@@ -149,7 +149,7 @@ def _prepare(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *a
 
 
 def _supply(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Pass a packed cache to a forward pass that would create a cache of transformers."""
+    """Return the arguments of a forward pass with a packed cache added; None if the pass needs no new cache."""
     uses_cache = kwargs.get("use_cache")
     uses_cache = getattr(model.config, "use_cache", True) if uses_cache is None else uses_cache
     if len(args) > 1 or not uses_cache or model.training or kwargs.get("past_key_values") is not None:

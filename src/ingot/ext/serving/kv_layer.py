@@ -260,7 +260,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         self._select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each sequence."""
+        """Repeat each sequence ``repeats`` times."""
         if self.is_initialized:
             self._select(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
 
@@ -284,11 +284,11 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         """Do nothing: the cache is on the CPU."""
 
     def prefetch(self) -> None:
-        """Do nothing, as ``offload``."""
+        """Do nothing: the cache is on the CPU."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the stored keys and values."""
+        """The number of bytes of the stored keys and values."""
         if not self.is_initialized:
             return 0
         dense = [self.keys, self.values, *([] if self.positions is None else [self.positions])]
@@ -296,7 +296,7 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
 
     @property
     def full_nbytes(self) -> int:
-        """The bytes of the same tokens in an unpacked cache."""
+        """The number of bytes of the same tokens in an unpacked cache."""
         if not self.is_initialized:
             return 0
         tokens = self.seen if self.sliding is None else min(self.seen, self.sliding - 1)

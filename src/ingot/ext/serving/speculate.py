@@ -37,7 +37,10 @@ _POINTWISE = (functional.silu, functional.gelu, torch.sigmoid, torch.tanh, torch
 
 
 class Drafter(Protocol):
-    """A model that proposes tokens."""
+    """A model that proposes tokens, such as a draft head.
+
+    ``features`` are the target's layers whose inputs the drafter gets.
+    """
 
     features: tuple[int, ...]
 
@@ -159,7 +162,7 @@ def _of_many_sizes(shape: tuple[int, ...], generator: torch.Generator) -> torch.
 
 
 def _in_parts(x: Any) -> bool:
-    """Return whether torch may split rows between threads, or compute their ends and middles differently."""
+    """Return whether torch may compute an elementwise operation on ``x`` in parts, with other bits at their ends."""
     return bool(x.shape[-1] % _VECTOR) or x.numel() >= _GRAIN
 
 
@@ -169,7 +172,10 @@ def _rows(x: Any) -> Any:
 
 
 def _require_outer(args: Any) -> None:
-    """Raise ``draft.model`` unless a product sums nothing, such as those of rotary embeddings."""
+    """Raise ``draft.model`` unless a product has one term per sum, such as those of rotary embeddings.
+
+    Other sums might get other bits if several rows are computed together.
+    """
     if isinstance(args[0], torch.Tensor) and args[0].shape[-1] != 1:
         raise UnsupportedError(
             "drafting needs a model of linear layers and scaled_dot_product_attention, but this one computes another "
@@ -234,7 +240,7 @@ def speculate(
 
 
 class _Run:
-    """A generation in progress: the model's cache, and the last token."""
+    """A generation with a drafter in progress: the model's cache, and the last token."""
 
     def __init__(self, model: Any, drafter: Drafter, result: Speculated) -> None:
         self._model = model
@@ -314,7 +320,10 @@ class _Run:
         return single_logits
 
     def _pass(self, ids: Any) -> tuple[Any, Any]:
-        """Return logits and features, which are inputs of layers. The tokens are computed as without a drafter."""
+        """Run the model on ``ids``; return logits, and the features that the drafter needs (inputs of layers).
+
+        The tokens are computed as without a drafter.
+        """
         features = self._drafter.features
         states = dict[int, torch.Tensor]()
         if max(features) < len(self._layers):

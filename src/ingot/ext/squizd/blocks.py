@@ -87,13 +87,13 @@ class Block:
 
     @property
     def length(self) -> int | None:
-        """Number of bytes from the magic to the end of the last part; None if not all lengths are known."""
+        """The number of bytes from the magic to the end of the last part; None if not all lengths are known."""
         last = self.parts[-1]
         return None if last.start is None or last.length is None else last.start + last.length
 
     @property
     def lead(self) -> int:
-        """Number of bytes before the payload, which writers align to a multiple of 64."""
+        """The number of bytes of the header, before the payload; writers align the payload to a multiple of 64."""
         return len(self.header)
 
 
@@ -225,7 +225,10 @@ Take = Callable[[int, int], bytes]
 
 
 def _range_reader(read: Read, offset: int, end: int, location: str) -> Take:
-    """Return a function that reads ranges of a header, mostly from one read, and refuses ranges past ``end``."""
+    """Return a function that reads ranges of the block header at ``offset`` and refuses ranges past ``end``.
+
+    Most headers are read by one read call.
+    """
     head = read(offset, max(0, min(TCA_HEADER, end - offset)))
 
     def take(start: int, size: int) -> bytes:

@@ -57,7 +57,7 @@ def why_unsupported(spec: TensorSpec) -> str | None:
 
 
 def why_compact_unsupported(spec: TensorSpec) -> str | None:
-    """Return why a reader of the SQUIZD document could not use a supported tensor; None if it could."""
+    """Return why readers that know only the SQUIZD document could not use a pruned tensor; None if they could."""
     if spec.codec != BlocksLayout.codec or BlocksLayout.from_tensor(spec).full_size:
         return None
     return (

@@ -56,7 +56,7 @@ def filled_blocks(source: ByteSource, located: Located, axis: int, block: int, s
 
 
 def _spans(selected: Array, block: int, rows: int) -> Sequence[tuple[int, int]]:
-    """Return the row ranges of the selected blocks; adjacent ranges are joined."""
+    """Return the ranges of rows that the selected blocks of ``block`` rows cover; adjacent blocks are joined."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], selected.astype(np.int8), [0]]))).reshape(-1, 2)
     return [(int(first) * block, min(int(last) * block, rows)) for first, last in edges]
 
@@ -114,7 +114,10 @@ class _Integers:
         return read_entries(self._source, self._run.offset + first * SCALE_ENTRY, count)
 
     def _spread(self, values: Array, chunk: Chunk) -> Array:
-        """Return a scale or zero point for each column, or a single one for the tensor."""
+        """Return scales or zero points, ``values`` of a chunk's rows, repeated for each column of the chunk.
+
+        A single one of the tensor is returned unchanged.
+        """
         _, col, rows, cols = chunk
         if self._layout.per_tensor:
             return values
@@ -123,7 +126,7 @@ class _Integers:
         return values.reshape(rows, self._per_row)[:, columns]
 
     def _codes(self, first: int, count: int) -> Array:
-        """Return codes as f32, from the stream of codes of the complete matrix."""
+        """Return ``count`` codes from index ``first`` of the complete matrix on, as f32."""
         bits = self._layout.bits
         codes_per_byte = 8 // bits
         begin = first // codes_per_byte
@@ -151,7 +154,7 @@ class _Bitmap:
 
 
 def _decoder(source: ByteSource, located: Located) -> _Dense | _Integers | _Bitmap | None:
-    """Return a decoder from chunks to flags of nonzero values; None for codecs without one."""
+    """Return an object that computes which values of a chunk are not zero; None for codecs without one."""
     layout = layout_of(located.spec)
     if isinstance(layout, DenseLayout):
         return _Dense(source, located) if DTYPES[located.spec.dtype].bits % 8 == 0 else None

@@ -35,8 +35,10 @@ _MAX_ELEMENTS = 1 << 55
 
 @dataclass(frozen=True, slots=True)
 class DenseBlocks:
-    """The dense tensors of a directory with standard blocks: their rows, and the begin and end of their blocks in the
-    file."""
+    """The tensors of a directory that are dense and have standard blocks.
+
+    ``rows`` are their rows in ``entries``; ``starts`` and ``ends`` are the offsets of their blocks in the file.
+    """
 
     entries: Entries
     rows: Array
@@ -44,7 +46,7 @@ class DenseBlocks:
     ends: Array
 
     def other_names(self) -> list[str]:
-        """Return the names of the other entries."""
+        """Return the names of the directory's tensors that have no standard dense block."""
         is_other = np.ones(len(self.entries), bool)
         is_other[self.rows] = False
         names = [*self.entries]
@@ -123,7 +125,7 @@ class LocatedTensors(Mapping[str, Located]):
 
 @lru_cache(maxsize=1024)
 def _dense(dtype: str, shape: tuple[int, ...]) -> tuple[StorageForm, tuple[PartSpec, ...]]:
-    """Return the storage and the parts of a dense tensor, which many tensors of a model share."""
+    """Return the storage and the part specs of a dense tensor; cached, because many tensors of a model share them."""
     block = npcl(dtype, shape)
     part = block.parts[0]
     return StorageForm(block), (PartSpec(part.role, part.dtype, part.length, part.type),)
@@ -148,7 +150,7 @@ def find_dense_blocks(source: HeaderSource, entries: Entries, layers: Array) -> 
 
 
 def _simple(columns: EntryColumns) -> Flags:
-    """Return which entries are dense tensors without properties that need a detailed check."""
+    """Return for each entry whether it is a dense tensor without properties that need a detailed check."""
     is_simple: Flags = map_texts(columns.codec, {DenseLayout.codec: 1}) == 1
     is_simple &= map_texts(columns.dtype, _WHOLE_BYTES, 0) > 0
     for absent in (columns.scales.first, columns.first.third, columns.second.third, columns.mask.third):
@@ -168,12 +170,15 @@ def _simple(columns: EntryColumns) -> Flags:
 
 
 def _foreign(texts: Sequence[str]) -> Flags:
-    """Return which keys of digests are not the role of a dense tensor's part."""
+    """Return for each text, a key of digests, whether it is not the role of a dense tensor's part."""
     return np.array([text != DATA for text in texts], bool)
 
 
 def _has_header(source: HeaderSource, columns: EntryColumns, rows: Array, rank: int) -> Flags:
-    """Return which blocks of tensors with ``rank`` dimensions begin with the header that the directory implies."""
+    """Return for each tensor in ``rows``, which have ``rank`` dimensions, whether its block has the expected header.
+
+    The directory's entry determines the header.
+    """
     codes = map_texts(columns.dtype, DTYPE_CODES)[rows]
     sizes = numbers(columns.shape.first)[numbers(columns.shape.second)[rows, None] + np.arange(rank)]
     heads = np.empty((rows.size, 3 + rank), "<u4")

@@ -90,7 +90,7 @@ _TRUE = 0xF5
 
 @dataclass(frozen=True, slots=True)
 class EntryColumns:
-    """The decoded fields of a directory's entries, with checked types."""
+    """The fields of all entries of a directory, one column per field; their types were checked."""
 
     data: Buffer
     shape: Column
@@ -129,7 +129,9 @@ class EntryColumns:
         )
 
     def sound(self) -> bool:
-        """Return false if a value has a wrong type; some wrong types are only detected by the detailed parser."""
+        """Return whether all values have valid types, as far as columns show; the detailed parser finds other
+        errors.
+        """
         memory = np.frombuffer(self.data, np.uint8)
         for column, is_valid in ((self.params, _is_map), (self.chunks, _is_map), (self.zeros, _is_bool)):
             starts = numbers(column.first)
@@ -189,7 +191,7 @@ def _are_chunks(value: Buffer) -> bool:
 
 
 class EncodedEntries:
-    """Entries of a directory in encoded form, in file order; as objects they would take far more memory.
+    """The entries of a directory, encoded one after the other; as objects they would take far more memory.
 
     ``count`` placeholder entries count from the start. The result then lacks their bytes, but otherwise has the final
     length.
@@ -236,7 +238,10 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def _encode_pair(name: str, entry: Entry) -> bytes:
-    """Return the encoded name and entry, checked for the nesting depth that they have in the root."""
+    """Return the encoded name and entry of a tensor.
+
+    The nesting depth is checked as at the place that they get in the root.
+    """
     return cbor.dumps([{name: _to_builtins(entry)}])[2:]
 
 
@@ -265,7 +270,7 @@ def build(directory: Directory, entries: EncodedEntries, digest: str | None = No
 
 
 def size_of(segments: Iterable[Buffer]) -> int:
-    """Return the total bytes of segments."""
+    """Return the total number of bytes of segments."""
     return sum(memoryview(segment).nbytes for segment in segments)
 
 

@@ -64,7 +64,7 @@ _Verdict = tuple[bool, str]
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """A row of the document's priority list.
+    """A kernel stack in the document's priority list: its feature flag, and the functions that decide on it.
 
     ``judge`` returns whether a runtime on a machine can run the stack, and why; ``judge_ingot`` the same for Ingot.
     """

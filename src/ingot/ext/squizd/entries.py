@@ -25,7 +25,7 @@ _FIELDS = ("first", "second")
 
 @dataclass(frozen=True, slots=True)
 class _DeclaredRun:
-    """Declared entries of a tensor: its name, the round, their range and their id."""
+    """The scale entries that a directory states for a tensor: the round of tables, their range and their id."""
 
     name: str
     round: int
@@ -105,7 +105,7 @@ def _check_inside(run: tuple[int, int], tables: TableRanges, location: str) -> N
 
 
 def _misplaced(source: HeaderSource, declared: Sequence[_DeclaredRun]) -> list[int]:
-    """Return the indices of ranges that begin or end with another id than their own."""
+    """Return the indices of the ``declared`` ranges whose first or last entry has another id than the tensor's."""
     ends = [item.run[0] + last * SCALE_ENTRY for item in declared for last in (0, item.run[1] - 1)]
     ids = np.repeat(np.array([item.id for item in declared], np.uint64), 2)
     different = np.flatnonzero(entries_at(source, ends)["id"] != ids)
@@ -210,7 +210,7 @@ def base_id(run: Run) -> int:
 
 
 def _split(all_runs: Sequence[Run], count: int) -> tuple[list[Run], list[Run]]:
-    """Return the first ``count`` entries as ranges of one entry, and the ranges after them."""
+    """Split ``all_runs`` after ``count`` entries: the entries before as runs of one entry, and the runs after them."""
     firsts: list[Run] = []
     following: list[Run] = []
     for run in all_runs:
@@ -222,7 +222,10 @@ def _split(all_runs: Sequence[Run], count: int) -> tuple[list[Run], list[Run]]:
 
 
 def _belong(second_round: Sequence[Run], firsts: Sequence[Run]) -> bool:
-    """Return whether each range of the second round has a unique id that exactly one entry of the first round has."""
+    """Return whether the second round fits the first.
+
+    Each of its ranges must have a unique id that exactly one entry of the first round has.
+    """
     ids = {base_id(run) for run in second_round}
     owners = Counter(map(base_id, firsts))
     marked = all(run.id & SUB_BLOCK_BIT for run in second_round)

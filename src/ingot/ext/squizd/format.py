@@ -40,7 +40,7 @@ from ingot.model.spec import TensorSpec
 
 
 def file_size(artifact: Artifact, options: WriteOptions) -> int:
-    """Return the bytes of the file; unknown lengths count as their maximum."""
+    """Return the number of bytes of the file; unknown lengths count as their maximum."""
     layers, count = layers_of([spec.name for spec in artifact.tensors])
     placement = place_tensors(artifact.tensors, layers, count)
     digest = options.digest
@@ -67,7 +67,7 @@ def appendices_end(tail: int, attached: Attachments, digest: str | None) -> int:
 
 
 def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[int, int]:
-    """Return the bytes of the directory's entries, and the end of the scale tables."""
+    """Return the size in bytes of the directory's entries, and the offset at which the scale tables end."""
     offsets, cursor = lay_out(placement, start)
     total = 0
     mask_bytes: dict[int, int] = {}
@@ -86,7 +86,7 @@ def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[
 def _placeholder_entry(
     placed: PlacedTensor, offset: int, tables: Tables, tables_start: int, digest: str | None
 ) -> Entry:
-    """Return an entry of the length of the final entry; the digests are placeholders."""
+    """Return a directory entry as long as the final one, with placeholders for digests."""
     text = None if digest is None else checksums.digest(digest, b"")
     digests = {} if text is None else {part.role: text for part in placed.spec.parts}
     placeholders = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
@@ -130,7 +130,7 @@ class SquizdFormat(SingleFile):
         )
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the order by layer; see ``placement.order``."""
+        """Return the order of tensors by layer, in which the file stores them."""
         return order(specs)
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:

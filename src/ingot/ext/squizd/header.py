@@ -98,7 +98,9 @@ def _check_draft(header: Header, location: str) -> None:
 
 
 def _oddities(header: Header) -> Iterator[tuple[str, str]]:
-    """Yield notes on values that are permitted but not canonical, which ``verify --strict`` refuses."""
+    """Yield a note for each value that the document permits but no writer should use; ``verify --strict``
+    refuses them.
+    """
     if header.flags & ~DEFINED_BITS:
         yield "squizd.reserved-flags", f"expected flag bits 7 to 31 to be 0, found {header.flags:#010x}"
     if any(header.reserved) or any(header.reserved2) or any(header.sparsity.reserved) or any(header.draft.reserved):

@@ -201,6 +201,8 @@ class LayerIndex(Sequence[IndexEntry]):
         return np.stack([starts, starts + lengths], 1) * (lengths > 0)[:, None]
 
     def inside(self) -> NDArray[np.int64]:
-        """Return the indices of the layers that contain the offset in their field ``scales``."""
+        """Return the indices of the layers whose field ``scales`` is an offset inside the layer, so that they have
+        masks.
+        """
         starts, lengths, offsets = (self.column(field) for field in ("offset", "length", "scales"))
         return np.flatnonzero((starts <= offsets) & (offsets - starts < lengths))

@@ -32,7 +32,7 @@ _ORDERS: tuple[Order, ...] = ("little", "big")
 
 @dataclass(frozen=True, slots=True)
 class LayerMasks:
-    """A layer with masks.
+    """The masks of a layer, in a file without a directory, and the matrices to which they may belong.
 
     ``networks`` are the matrices of a possible feed-forward network for each width: pairs of index and axis, see
     ``networks_of``. ``shapes`` are examples of the layer's matrices, ``data`` the bytes of the masks at ``offset``.
@@ -202,7 +202,9 @@ def _consistent(readings: Sequence[Reading], block: int, filled: Filled) -> tupl
 
 
 def _dropped(reading: Reading, key: Key, axis: int) -> Array | None:
-    """Return which blocks of a matrix an interpretation drops; None if it has no mask along this axis."""
+    """Return for each block of a matrix along ``axis`` whether ``reading`` drops it; None without a mask on
+    this axis.
+    """
     mask = reading.masks.get(key)
     if mask is None or mask.axis != axis:
         return None
@@ -212,8 +214,10 @@ def _dropped(reading: Reading, key: Key, axis: int) -> Array | None:
 
 
 def _cut(item: LayerMasks, count: int, size: int) -> Iterator[tuple[int, bytes]] | None:
-    """Yield offset and bytes of the mask of each of ``count`` matrices: a mask for the layer, or a mask for each
-    matrix."""
+    """Yield the offset and the bytes of the mask of each of ``count`` matrices; None if the layer's bytes do not fit.
+
+    A layer has one mask of ``size`` bytes for all matrices, or one mask for each matrix.
+    """
     if len(item.data) == size:
         return iter([(item.offset, item.data)] * count)
     if len(item.data) == size * count:
@@ -224,13 +228,16 @@ def _cut(item: LayerMasks, count: int, size: int) -> Iterator[tuple[int, bytes]]
 
 
 def _normalize(data: bytes, count: int, order: Order, kept_bit: int) -> tuple[bytes, bool]:
-    """Return a mask of ``count`` blocks in Ingot's order of bits, and whether bits past the last block are set."""
+    """Return a mask of ``count`` blocks in Ingot's form, and whether bits past the last block are set.
+
+    ``order`` and ``kept_bit`` are the order of bits in ``data`` and the value of the bits of kept blocks.
+    """
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder=order)
     return np.packbits(bits[:count] == kept_bit, bitorder="little").tobytes(), bool(bits[count:].any())
 
 
 def _full(layers: Sequence[LayerMasks], block: int) -> list[Reading]:
-    """Return the distinct interpretations of matrices of full size; Ingot's own is first."""
+    """Return the distinct readings under which all matrices are stored in full size; Ingot's own comes first."""
     readings: list[Reading] = []
     for width in sorted(set.intersection(*(set(item.networks) for item in layers))):
         for kept_bit in (1, 0):
@@ -262,7 +269,7 @@ def _full_reading(layers: Sequence[LayerMasks], width: int, block: int, order: O
 
 
 def _mean(masks: MasksByMatrix) -> float:
-    """Return the mean over layers of the share of dropped blocks."""
+    """Return the share of blocks that ``masks`` drop: the mean over matrices, then over layers."""
     layers: dict[int, list[float]] = {}
     for (layer, _), mask in masks.items():
         layers.setdefault(layer, []).append(1 - _bits(mask.blocks.mask) / mask.blocks.count)
@@ -279,7 +286,7 @@ def _bits(mask: bytes) -> int:
 
 
 def _compacted(layers: Sequence[LayerMasks], block: int, mean: float | None) -> list[Reading]:
-    """Return the interpretations of compacted matrices, one for each order of bits with other blocks.
+    """Return the readings under which dropped blocks are not stored: one per order of bits that gives other blocks.
 
     The size of a matrix is the number of kept blocks. ``mean`` gives their original number; without a mean, the masks'
     number of bits does.

@@ -33,8 +33,10 @@ def layers_of(names: Sequence[str]) -> tuple[list[int], int]:
 
 
 def _ranked(names: Sequence[str]) -> tuple[list[int], int]:
-    """Return for each tensor a rank that orders it (three times its layer, plus its position), and the number of
-    layers."""
+    """Return a rank for each tensor, by which tensors are sorted, and the number of layers.
+
+    A rank is three times the layer; within a layer, tensors before the layers come first and tensors after them last.
+    """
     before, layers, after = group_by_layer(names)
     count = 1 + max(layers, default=0)
     if count > MAX_LAYERS:
@@ -88,7 +90,7 @@ def _check_together(specs: Sequence[TensorSpec]) -> None:
 
 
 def flags_of(specs: Sequence[TensorSpec]) -> Flags:
-    """Return the flags for the tensors; INT4 blocks of an INT2 file need no flag."""
+    """Return the header's feature flags for the tensors; INT4 blocks of an INT2 file need no flag."""
     flags = Flags(0)
     for magic in {storage.block.magic for storage in storage_forms(specs)}:
         flags |= FLAG_OF.get(magic, Flags(0))
@@ -116,7 +118,7 @@ class PlacedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The scale tables: number of entries of the first round, and of each table of the second round."""
+    """The sizes of the scale tables: entries of the first round, and of each table of the second round."""
 
     first: int = 0
     second: tuple[int, ...] = ()
@@ -128,7 +130,7 @@ class Tables:
 
     @property
     def size(self) -> int:
-        """Number of bytes of all tables."""
+        """The number of bytes of all tables."""
         return sum(TABLE_HEADER + count * SCALE_ENTRY for count in self.counts)
 
     def first_at(self, start: int, placed: PlacedTensor) -> int:
@@ -143,7 +145,10 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Tensors in file order with their layers and scale entries; a ``Cursor`` computes the offsets of blocks."""
+    """The tensors in file order, each with its layer and its scale entries.
+
+    A ``Cursor`` computes the offsets of their blocks.
+    """
 
     tensors: Sequence[PlacedTensor]
     layer_count: int

@@ -86,9 +86,10 @@ _NOTHING = np.empty((0, 2), np.int64)
 
 @dataclass(slots=True)
 class _State:
-    """The state of a reader. ``source`` reads ahead for headers; weights are read from ``file``.
+    """The state of reading a file.
 
-    ``layers`` are byte ranges of the layers; a layer without tensors may have any offset in the file.
+    ``source`` reads ahead for headers; weights are read from ``file``. ``layers`` are byte ranges of the layers; a
+    layer without tensors may have any offset in the file.
     """
 
     source: HeaderSource
@@ -181,7 +182,7 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
 
 
 def _open(file: ByteSource, verify: bool) -> _State:
-    """Return the state after reading header and index."""
+    """Read the header and the layer index of ``file``; return the state of the reader."""
     source = HeaderSource(file)
     header, notes = read_header(source)
     index, index_notes = read_index(source, header)
@@ -213,7 +214,9 @@ def _without_directory(state: _State, table_ranges: Sequence[tuple[int, int]], t
 def _with_masks(
     state: _State, blocks: Sequence[ScannedBlock], located: dict[str, Located], starts: Mapping[int, int]
 ) -> dict[str, Located]:
-    """Return the tensors with their masks, as far as the file defines how the masks are interpreted."""
+    """Return ``located`` with masks, for a file without a directory, as far as the file defines their
+    interpretation.
+    """
     matrices = matrices_of(blocks)
     names = {(scanned.layer, scanned.number): name for scanned, name in zip(blocks, located, strict=True)}
     layers = [

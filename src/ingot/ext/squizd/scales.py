@@ -50,7 +50,7 @@ def read_entries(source: ByteSource, offset: int, count: int) -> Array:
 
 
 def entries_at(source: HeaderSource, offsets: Sequence[int]) -> Array:
-    """Return the entries at these offsets."""
+    """Return the scale entries at ``offsets``, read with few calls."""
     entries = np.empty(len(offsets), ENTRY)
     if source.mapped and offsets:
         low = min(offsets)

@@ -216,7 +216,7 @@ def scan_blocks(
 
 
 def end_of(blocks: Sequence[ScannedBlock], start: int) -> int:
-    """Return the end of the last block."""
+    """Return the end of the last of ``blocks``; ``start`` if there are none."""
     return max((scanned.offset + (scanned.block.length or 0) for scanned in blocks), default=start)
 
 
@@ -316,7 +316,7 @@ def with_mask(located: Located, placed: PlacedMask) -> Located:
 
 
 def _layout(block: Block) -> Layout:
-    """Return the layout of a block that its header defines completely."""
+    """Return the layout of a block of which the header alone defines the values."""
     if "footprint" in block.properties:
         return AstcLayout(block.properties["footprint"], _SCALE)
     if "start" in block.properties:

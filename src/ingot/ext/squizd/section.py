@@ -34,7 +34,8 @@ _NAN_BITS = {"f16": (0x7C00, 0x0200), "bf16": (0x7F80, 0x0040)}
 
 
 class EntryWriter:
-    """A writer of entries at ``offset`` of a sink: the values of each role in order, the roles in any order.
+    """Writes the scale entries of a tensor at ``offset`` of a sink; scales and zero points may come in any order of
+    roles.
 
     Values of f32, f16 or bf16 (``dtype``) widen to f32 exactly. Entries are written with the first role that reaches
     them and read back for the other role, so that nothing is buffered in memory.
@@ -107,8 +108,7 @@ Blob = tuple[int, int, str]
 
 
 class _Role:
-    """A part that is being written: its digests, and its buffered bytes (in a spool or in memory) until it has an
-    offset."""
+    """A part that is being written: its digests, and its bytes if they are buffered until its offset is known."""
 
     def __init__(self, length: int | None, digest: str | None) -> None:
         self.written = 0
@@ -203,13 +203,13 @@ class TensorWriter:
         return bytes(self._roles["mask"].buffered) if "mask" in self._roles else b""
 
     def close(self) -> None:
-        """Delete temporary files."""
+        """Delete the temporary files of buffered parts."""
         for sink in self._roles.values():
             if sink.spool is not None:
                 sink.spool.close()
 
     def _settle(self) -> None:
-        """Append buffered parts, whose lengths are known now, and write the header again."""
+        """Write the buffered parts, whose offsets are known now, and the block's header with all lengths."""
         self.block = with_lengths(self.block, {role: part.written for role, part in self._roles.items()})
         for part in self.block.parts:
             spool = self._roles[part.role].spool
@@ -287,7 +287,7 @@ class Section:
         return end
 
     def abandon(self) -> None:
-        """Discard an open tensor."""
+        """Discard the tensor that is being written, if there is one."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -314,7 +314,7 @@ class Section:
             self._flushed += 1
 
     def _scales_of(self, placed: PlacedTensor) -> EntryWriter | None:
-        """Return the writer of the tensor's scales; None if it has none."""
+        """Return the writer of a tensor's scale entries; None for a tensor without scales."""
         storage = placed.storage
         tables = self._placement.tables
         if not storage.first:
@@ -327,7 +327,10 @@ class Section:
         return EntryWriter(self._sink, tables.second_at(self._tables, placed), second, dtype, name)
 
     def _neutral(self, placed: PlacedTensor) -> list[Blob]:
-        """Write the neutral entry in the first table for a tensor whose scales are in the second."""
+        """Write the entry (scale 1) in the first table for a tensor whose scales are in the second table.
+
+        Returns the location of the entry; empty for other tensors.
+        """
         if placed.storage.second is None:
             return []
         offset = self._placement.tables.first_at(self._tables, placed)

@@ -146,7 +146,7 @@ def _tensor_location(location: str, name: str) -> str:
 
 
 def _heads(entries: Mapping[str, Entry], layers: Array) -> Iterator[Range]:
-    """Yield the ranges of block headers with the padding before them, and of the padding at the ends of layers."""
+    """Yield the ranges to read ahead: each block's header with the padding before it, and the end of each layer."""
     for entry in entries.values():
         yield entry.offset - ALIGNMENT, ALIGNMENT + TCA_HEADER
     for start, end in layers.tolist():
@@ -212,5 +212,5 @@ def masks_by_layer(tensors: Mapping[str, Located], directory: Directory) -> dict
 
 
 def non_dense(tensors: Mapping[str, Located]) -> Mapping[str, Located]:
-    """Return the tensors of a section that are not dense with standard blocks."""
+    """Return the tensors of a section that are not among its dense tensors with standard blocks."""
     return tensors.detailed if isinstance(tensors, LocatedTensors) else tensors

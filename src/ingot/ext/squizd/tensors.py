@@ -28,10 +28,10 @@ from ingot.model.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A located tensor: its spec, its block at ``offset``, its scale entries, its mask's offset, and digests.
+    """A tensor whose data were located in the file: its spec, its storage, and the offset of its block.
 
-    ``digests`` belong to parts, ``chunks`` to chunks of parts. If the file stores the mask in another order of bits,
-    ``mask_bytes`` is the mask and ``mask`` is None.
+    ``run`` are its scale entries. ``digests`` belong to parts, ``chunks`` to chunks of parts. If the file stores the
+    mask in another order of bits, ``mask_bytes`` is the mask and ``mask`` is None.
     """
 
     spec: TensorSpec
@@ -116,7 +116,7 @@ def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
 
 @runtime_checkable
 class InColumns(Protocol):
-    """Located tensors, most of them in columns."""
+    """A mapping of located tensors, most of them stored in columns."""
 
     def dense(self) -> DenseColumns: ...
 

@@ -89,7 +89,9 @@ class SquizdWriter(FormatWriter):
         self._order.restored(record["name"])
 
     def finish(self) -> list[str]:
-        """Write everything that depends on the complete file, and close it."""
+        """Write the scale tables, appendices, directory, header and layer index, and close the file; return its
+        name.
+        """
         self._order.finish()
         tail = self._section.finish()
         directory, end, draft = self._finish_appendices(tail)
@@ -128,7 +130,7 @@ class SquizdWriter(FormatWriter):
         return directory, end, draft
 
     def _head(self, tables: int, draft: DraftMeta) -> bytes:
-        """Return header and layer index."""
+        """Return the bytes of the header and the layer index; ``tables`` is the offset of the scale tables."""
         flags = flags_of(self._specs)
         flags |= Flags.EAGLE if draft.offset else Flags(0)
         flags |= Flags.ANE_COREML if self._attachments.coreml is not None else Flags(0)
@@ -150,7 +152,7 @@ class SquizdWriter(FormatWriter):
         return header.pack() + b"".join(entry.pack() for entry in index)
 
     def _sparsity(self) -> Sparsity:
-        """Return the metadata of the masks: the mean over layers with masks of their share of dropped blocks."""
+        """Return the metadata of pruning: the mean share of dropped blocks, over the layers with masks."""
         if all(spec.codec != BlocksLayout.codec for spec in self._specs):
             return Sparsity()
         pruned = {

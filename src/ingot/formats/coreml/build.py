@@ -45,7 +45,7 @@ class Feature:
 
 
 class Builder:
-    """A builder of a program with one function; every method adds an operation and returns the name of its output.
+    """A builder of a program with one function. Methods that add an operation return the name of its output.
 
     Parameters
     ----------
@@ -72,11 +72,11 @@ class Builder:
         return self._const(name, encode_immediate(type, array.shape, data), encode_type(type, array.shape))
 
     def text(self, name: str, text: str) -> str:
-        """Add a string."""
+        """Add a string constant to the program; return its name."""
         return self._const(name, encode_text(text), bytes_field(1, number_field(1, 2)))
 
     def flag(self, name: str, value: bool) -> str:
-        """Add a bool."""
+        """Add a bool constant to the program; return its name."""
         return self._const(name, encode_flag(value), encode_type(BOOL, ()))
 
     def add(
@@ -93,7 +93,9 @@ class Builder:
         shapes: Sequence[Shape],
         type: MilType = FP16,
     ) -> list[str]:
-        """Add an operation with several outputs; the operation gets the name of the first output."""
+        """Add an operation with the outputs ``names``, and return these names; the first is also the
+        operation's name.
+        """
         outputs = zip(names, (encode_type(type, shape) for shape in shapes), strict=True)
         self._operations.append(_operation(operation, list(outputs), {}, inputs))
         return list(names)
@@ -159,7 +161,7 @@ def _manifest() -> bytes:
 
 
 def _description(inputs: Sequence[Feature], outputs: Sequence[Feature]) -> bytes:
-    """Return the ModelDescription."""
+    """Return the encoded ModelDescription for the model's inputs and outputs."""
 
     def feature(item: Feature) -> bytes:
         sizes = bytes_field(1, b"".join(varint(size) for size in item.shape))
@@ -171,7 +173,7 @@ def _description(inputs: Sequence[Feature], outputs: Sequence[Feature]) -> bytes
 
 
 class _Blank:
-    """A byte source of zeros except for given segments: a weight file without values, of any size."""
+    """A weight file whose bytes are zeros except in ``segments``; it takes no memory, whatever its size."""
 
     mapped = False
 
@@ -197,7 +199,7 @@ class _Blank:
         return False
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no file."""
 
 
 _: type[ByteSource] = _Blank

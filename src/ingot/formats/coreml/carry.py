@@ -29,7 +29,11 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Numbers to write for an operation: the numbers of a part, or ``constant`` numbers."""
+    """An array that an operation takes: the contents of the part ``role``, or the bytes ``constant``.
+
+    ``key`` is the operation's parameter; ``type`` and ``dims`` are those in the program. ``dtype`` and ``spread`` have
+    the meaning of ``Slot``.
+    """
 
     key: str
     type: MilType
@@ -41,12 +45,12 @@ class Stored:
 
     @property
     def count(self) -> int:
-        """Number of stored elements."""
+        """The number of stored elements."""
         return prod(self.dims)
 
     @property
     def part_length(self) -> int:
-        """Number of bytes of the part."""
+        """The number of bytes of the part."""
         if self.spread is None:
             return self.type.nbytes(self.count)
         return prod(self.spread) * DTYPES[self.dtype].bits // 8
@@ -108,7 +112,7 @@ def _check_parts(spec: TensorSpec, planned: tuple[PlannedOp, ...]) -> None:
 
 
 def _float(spec: TensorSpec, role: str) -> MilType:
-    """Return the type of a part of floats, which must equal the tensor's type."""
+    """Return the MIL type of a part of floats; raise ``LeftError`` unless it is the tensor's type, f16 or f32."""
     dtype = _part_dtype(spec, role)
     if dtype not in FLOATS or dtype != spec.dtype:
         raise LeftError(
@@ -138,7 +142,10 @@ def _dense(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """The parts of an affine tensor in Core ML's types; ``zeros`` is None if all zero points are 0."""
+    """The Core ML types of an affine tensor's codes and scales, the shape of its scales, and its zero points.
+
+    ``zeros`` is None if all zero points equal ``point``.
+    """
 
     codes: MilType
     scale: MilType
@@ -173,7 +180,7 @@ def _affine(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 
 
 def _scales(spec: TensorSpec, grid: _Affine) -> tuple[Stored, ...]:
-    """Return the scales, and the zero points if the tensor has them, as operations of iOS 18 store them."""
+    """Return the arrays ``scale`` and, if zero points are not 0, ``offset`` of an operation of iOS 18."""
     scales = Stored("scale", grid.scale, grid.grid, "scales", spec.dtype)
     zeros = grid.zeros
     if zeros is None and grid.point:
@@ -229,10 +236,10 @@ def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 def _codebook(
     spec: TensorSpec, groups: Shape, bits: int, vector: int
 ) -> tuple[tuple[PlannedOp, ...], tuple[Stored, ...], tuple[tuple[str, int, int], ...]]:
-    """Return how an operation gets its palettes: operations before it, stored arrays, and bound inputs.
+    """Return the inputs by which an operation gets its palettes: operations before it, arrays, and bound inputs.
 
-    Without scales, the palettes are the stored array ``lut``. With scales, they are the output of a scaling operation
-    that is bound to input ``lut``.
+    Without scales, the palettes are the array ``lut``. With scales, they are the output of a scaling operation that is
+    bound to input ``lut``.
     """
     dims = (*groups, 1 << bits, vector)
     if not _has(spec, "codebook_scales"):

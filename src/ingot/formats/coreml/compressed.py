@@ -29,7 +29,7 @@ LUT_BITS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, slots=True)
 class ConstantTensor:
-    """The tensor that an operation and its inputs compute: the contents of a ``Site``."""
+    """The tensor that an operation computes from its inputs: type, shape, layout, and the stored numbers by role."""
 
     type: MilType
     shape: Shape
@@ -38,7 +38,10 @@ class ConstantTensor:
 
 
 def dense(graph: Graph, operation: Operation) -> ConstantTensor | None:
-    """Return the tensor of a ``const``; None for settings: text, scalars, integers and bools in the program itself."""
+    """Return the tensor of an operation ``const``; None if its value is a setting.
+
+    Settings are text, scalars, and integers and bools that the program itself contains.
+    """
     value = operation.attributes.get("val")
     if not isinstance(value, Value) or (value.blob is None and not is_array(value)):
         return None
@@ -50,7 +53,7 @@ def dense(graph: Graph, operation: Operation) -> ConstantTensor | None:
 
 
 def is_array(value: Value) -> bool:
-    """Return whether a value is an array of floats, like weights, and no setting of an operation."""
+    """Return whether a value is an array of floats, as weights are; settings of operations are of other types."""
     floats = value.type is not None and not value.type.integer
     return floats and value.dims is not None and len(value.dims) > 0 and prod(value.dims) > 0
 
@@ -107,7 +110,10 @@ def blockwise_shift_scale(graph: Graph, operation: Operation) -> ConstantTensor:
 def _blockwise(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
 ) -> tuple[dict[str, Slot], AffineLayout, Slot]:
-    """Return the parts other than the codes, the layout, and the scales."""
+    """Return the parts of ``operation`` besides the codes, the layout, and the slot of the scales.
+
+    ``type`` and ``shape`` are those of the codes.
+    """
     if type.name not in CODES:
         raise LeftError(f"codes of {type.name}")
     scale = graph.slot(operation, "scale")
@@ -122,7 +128,7 @@ def _blockwise(
 
 
 def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: Slot) -> tuple[dict[str, Slot], Zero]:
-    """Return the part ``zeros``, if there is one, and the zero points of the layout.
+    """Return the part ``zeros`` in a mapping, empty without such a part, and the zero points of the layout.
 
     Equal zero points become a constant of the layout: coremltools writes a vector of zeros for symmetric scales.
     """
@@ -146,7 +152,7 @@ def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: S
 
 
 def _common_zero_point(data: bytes, slot: Slot, type: MilType) -> int | None:
-    """Return the common zero point, if all are equal and in the range of the codes; else None."""
+    """Return the value of all zero points in ``data`` if they are equal and in the range of the codes; else None."""
     numbers = to_numbers(data, slot.type, slot.count, "f32")
     first = float(numbers[0]) if numbers.size else 0.0
     lowest = -(1 << (type.bits - 1)) if type.signed else 0
@@ -155,7 +161,10 @@ def _common_zero_point(data: bytes, slot: Slot, type: MilType) -> int | None:
 
 
 def lut_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
-    """Return a palette tensor; with iOS 16, the operation declares the shape and indices are packed into bytes."""
+    """Return the tensor of a lookup ``constexpr_lut_to_dense``.
+
+    An operation of iOS 16 declares the shape, and its indices are packed into bytes.
+    """
     if "shape" in operation.attributes:
         return _lut_ios16(graph, operation)
     indices = graph.slot(operation, "indices", "u8")
@@ -189,7 +198,9 @@ def _lut_ios16(graph: Graph, operation: Operation) -> ConstantTensor:
 def _codebooks(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
 ) -> tuple[dict[str, Slot], PaletteLayout, MilType]:
-    """Return palettes for indices of ``shape``: parts, layout, element type."""
+    """Return the palettes that ``operation`` applies to indices of ``type`` and ``shape``: parts, layout,
+    element type.
+    """
     expect(operation, not type.signed and type.bits in LUT_BITS, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
     lut, scales, out = _codebook(graph, operation)
     dtype = float_type(out, "a palette")
@@ -210,7 +221,7 @@ def _codebooks(
 
 
 def _codebook(graph: Graph, operation: Operation) -> tuple[Slot, Slot | None, MilType]:
-    """Return the numbers of the palettes, their scales, and the type of the values.
+    """Return the slot of an operation's palettes, the slot of their scales or None, and the type of the decoded values.
 
     If another operation scales the palettes, with one scale for each, parts are the package's own numbers. If a program
     computes the palettes in another way, the part contains the computed values.
@@ -242,7 +253,10 @@ def _scaled_codebook(graph: Graph, operation: Operation, index: int) -> tuple[Sl
 
 
 def sparse_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
-    """Return a tensor of a bit mask and the kept values, which may be the output of another operation."""
+    """Return the tensor that a bit mask and the values at its set bits represent.
+
+    The values may be the output of another operation.
+    """
     values = graph.param(operation, "nonzero_data")
     if isinstance(values, tuple):
         return _sparse_chain(graph, operation, values[0])
@@ -305,7 +319,9 @@ def _check_mask(operation: Operation, mask: Slot, nonzeros: Slot, shape: Shape) 
 
 
 def _packed(graph: Graph, operation: Operation, slot: Slot, count: int, bits: int) -> None:
-    """Check the size of bytes that are a bit stream, and that the padding of the last byte is 0."""
+    """Raise an error unless a slot is a bit stream of ``count`` numbers in bytes, with zeros as padding of the last
+    byte.
+    """
     expected = (count * bits + 7) // 8
     expect(operation, slot.type is BY_NAME["uint8"] and slot.dims == (expected,), f"{expected} bytes", list(slot.dims))
     graph.check_last(slot, -count * bits % 8)

@@ -20,7 +20,7 @@ from ingot.formats.coreml.weights import Weights
 
 @dataclass(slots=True)
 class Constants:
-    """The tensors of a program, and by name the reasons why others are not read.
+    """The result of the search: the tensors of a program, and the reasons why other constants are not read, by name.
 
     ``covered`` are the values (by ``id``) and the blobs of tensors, and of constants that are listed as unread.
     """
@@ -31,7 +31,10 @@ class Constants:
     covered: set[object] = field(default_factory=set)
 
     def unique(self, name: str) -> str:
-        """Return a name that no other tensor has, and register it: separate blocks may use the same names."""
+        """Return ``name``, with a suffix if another tensor has it, and register the result.
+
+        Separate blocks of a program may use the same names.
+        """
         unique = name
         while unique in self.names:
             self.names[name] += 1
@@ -40,13 +43,13 @@ class Constants:
         return unique
 
     def cover(self, value: Value) -> None:
-        """Mark a value as read, or as listed."""
+        """Record that a value belongs to a tensor, or to a constant that is listed as unread."""
         self.covered.add(id(value))
         if value.blob is not None:
             self.covered.add((value.blob.file, value.blob.offset))
 
     def is_covered(self, value: Value) -> bool:
-        """Return whether a value, or a value with the same blob, is marked."""
+        """Return whether ``cover`` recorded a value, or another value with the same blob."""
         return id(value) in self.covered or (
             value.blob is not None and (value.blob.file, value.blob.offset) in self.covered
         )
@@ -93,9 +96,9 @@ def _read_function(result: Constants, program: Program, function: str, weights: 
 
 
 def _read_constant(result: Constants, graph: Graph, operation: Operation, prefix: str, *, feeds: bool) -> None:
-    """Add the tensor of an operation, or the reason why the operation is not a tensor.
+    """Add to ``result`` the tensor of an operation, or the reason why the operation is not a tensor.
 
-    An operation that only feeds other constants is checked, but not added.
+    An operation that only feeds other constants (``feeds``) is checked, but not added.
     """
     if feeds and operation.type == "const":
         return

@@ -63,7 +63,7 @@ def _build(graph: Graph, operation: Operation, depth: int) -> tuple[Expression, 
 
 
 class _Params:
-    """The parameters of an operation as expressions."""
+    """Access to the parameters of an operation as expressions, with checks of their types."""
 
     def __init__(self, graph: Graph, operation: Operation, depth: int) -> None:
         self._graph = graph
@@ -73,8 +73,11 @@ class _Params:
         self.ios16 = "shape" in operation.attributes
 
     def get(self, key: str, types: tuple[str, ...]) -> Expression:
-        """Return a parameter; raises the errors of ``expression_of``, ``FormatError`` ``coreml.operation`` if it is
-        missing."""
+        """Return the parameter ``key``, which must have one of ``types``.
+
+        Raises ``LeftError`` for another type, ``FormatError`` ``coreml.operation`` if the parameter is missing, and the
+        errors of ``expression_of``.
+        """
         param = self._graph.param(self.operation, key)
         if isinstance(param, tuple):
             result = expression_of(self._graph, *param, self._depth + 1)
@@ -141,7 +144,7 @@ def _affine(params: _Params) -> tuple[Expression, ...]:
 
 
 def _shift_scale(params: _Params, dims: Shape) -> dict[str, Expression]:
-    """Return scale and offset for data of ``dims``."""
+    """Return the parameters ``scale`` and, if there is one, ``offset``, checked against data of shape ``dims``."""
     operands = {"scale": params.get("scale", _COMPUTED)}
     if params.has("offset"):
         operands["offset"] = params.get("offset", _CODES)
@@ -178,7 +181,9 @@ def _blockwise(params: _Params) -> tuple[Expression, ...]:
 
 
 def _lookup(params: _Params, key: str, dims: Shape, type: MilType) -> tuple[Expression, int, int]:
-    """Return the palettes for indices of ``dims``, the length of their entries, and the axis of the entries' values."""
+    """Return the palettes for indices of shape ``dims``, the number of values per entry, and the axis of these
+    values.
+    """
     params.require(type.name in _INDICES, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
     lut = params.get(key, _CODES)
     groups, entries = lut.dims[:-2], lut.dims[-2:]
@@ -246,7 +251,7 @@ def _lut_ios16(params: _Params) -> tuple[Expression, ...]:
 
 
 def _scatter(params: _Params, values: Array, mask: Array) -> Array:
-    """Return an array with values at the set positions of a mask, and zeros elsewhere."""
+    """Return an array with ``values`` at the positions where ``mask`` is not 0, in order, and zeros elsewhere."""
     chosen = mask != 0
     params.require(int(chosen.sum()) == values.size, f"a mask with {values.size} bits set", int(chosen.sum()))
     result = np.zeros(mask.shape, values.dtype)
@@ -285,7 +290,7 @@ def _sparse_outputs(
     compute: Callable[..., tuple[Array, Array]],
     vector: tuple[int, int] = (0, 1),
 ) -> tuple[Expression, ...]:
-    """Return the outputs of an operation that computes kept values: the mask, and the values."""
+    """Return the two outputs of an operation on sparse data: the mask, and the values at its set positions."""
     mask = operands["mask"]
     nonzeros = operands["values"]
     params.require(len(nonzeros.dims) == 1, "kept values in one dimension", list(nonzeros.dims))

@@ -24,7 +24,7 @@ MAX_FEEDERS = 64
 
 
 class Graph:
-    """The operations of one function, for resolving how constants feed each other.
+    """The operations of one function, which finds the operations that compute a parameter.
 
     ``expressions`` caches by operation the computed outputs, or the reason why they cannot be computed; see
     ``expression_of``.
@@ -103,7 +103,10 @@ class Graph:
             chosen = fewer
 
     def param(self, operation: Operation, key: str) -> Value | tuple[Operation, int] | None:
-        """Return a parameter: a value, or the earlier operation and the index of its output; None if it is absent.
+        """Return a parameter of ``operation``: a value, or the earlier operation that computes it with the index of its
+        output.
+
+        None if the parameter is absent. The output of a ``const`` is its value.
 
         The output of a ``const`` is its value.
 
@@ -146,7 +149,7 @@ class Graph:
         return Slot((value,), type, dims, dtype or type.dtype or "u8")
 
     def check_last(self, slot: Slot, spare: int) -> None:
-        """Raise an error if one of the last ``spare`` bits of a stream of bytes is set.
+        """Raise an error if one of the last ``spare`` bits of the slot's bytes, which are padding, is set.
 
         Raises ``FormatError`` ``coreml.padding-bits``.
         """
@@ -183,7 +186,9 @@ class Graph:
 
 
 def expect(operation: Operation, met: bool, expected: str, actual: object) -> None:
-    """Raise ``FormatError`` ``coreml.operation`` if parameters contradict each other."""
+    """Raise ``FormatError`` ``coreml.operation`` with ``expected`` and ``actual`` unless the condition ``met``
+    is true.
+    """
     if not met:
         raise FormatError("coreml.operation", f"expected {expected}, found {actual}", where=operation.location)
 

@@ -17,7 +17,7 @@ BIAS = "bias"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer to be built.
+    """A linear or convolution layer for which a package is built.
 
     Parameters
     ----------

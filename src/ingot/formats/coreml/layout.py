@@ -30,7 +30,7 @@ Key = tuple[int, str]
 
 @dataclass(slots=True)
 class Entry:
-    """An array of a tensor to be stored.
+    """An array of a tensor in the package to be written, and its location.
 
     ``key`` is the index of the operation (-1 for an unchanged operation) and the key of the parameter. ``values`` are
     the references to the array in an unchanged operation. ``offset`` is the offset of the array's metadata. It is None
@@ -53,13 +53,16 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Number of stored bytes."""
+        """The number of bytes that the array takes in a weight file or in the program."""
         return self.copied[0].length if self.copied else self.stored.type.nbytes(self.stored.count)
 
 
 @dataclass(slots=True)
 class TensorPlan:
-    """The plan for writing a tensor: new operations, or unchanged operations if ``operations`` is empty."""
+    """The plan for writing a tensor into the program.
+
+    ``operations`` replace the operations of ``site``; if empty, the operations of ``site`` stay.
+    """
 
     site: Site
     spec: TensorSpec
@@ -77,7 +80,7 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class OtherBlob:
-    """A blob that belongs to no tensor, which is copied unchanged."""
+    """A blob that belongs to no tensor; it is copied unchanged from offset ``old`` to offset ``new``."""
 
     file: str
     old: int
@@ -88,13 +91,13 @@ class OtherBlob:
 
 @dataclass(slots=True)
 class FileEnd:
-    """The end of a weight file that is being laid out, and its number of blobs."""
+    """The position at which the next blob is placed in a weight file, and the number of blobs before it."""
 
     end: int = HEADER
     count: int = 0
 
     def take(self, nbytes: int) -> int:
-        """Add a blob; return the offset of its metadata."""
+        """Place a blob of ``nbytes`` after all others; return the offset of its metadata."""
         offset = align(self.end)
         self.end = offset + METADATA + nbytes
         self.count += 1
@@ -102,7 +105,7 @@ class FileEnd:
 
 
 def opset_number(template: Template, site: Site) -> int:
-    """Return N of the opset CoreMLN of a tensor's function; 0 for another name."""
+    """Return the number N of the opset ``CoreMLN`` that the tensor's function declares; 0 for another opset."""
     text = template.program.opsets.get(site.last.function, "").removeprefix("CoreML")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
 
@@ -132,7 +135,7 @@ def _opset_reason(opset: int, spec: TensorSpec) -> str | None:
 
 
 def is_kept(site: Site, spec: TensorSpec) -> bool:
-    """Return whether a tensor is stored like in the program, so that its operations can stay."""
+    """Return whether ``spec`` stores the tensor as the program does, so that its operations can stay."""
     parts = {part.role: (part.dtype, part.length, part.encoding) for part in spec.parts}
     slots = {role: (slot.dtype, slot.length, "raw") for role, slot in site.slots.items()}
     if site.layout.codec != spec.codec or parts != slots:
@@ -171,7 +174,7 @@ class Layout:
         self._waiting = self._left_of(specs)
 
     def _unused(self, specs: Sequence[TensorSpec]) -> list[Operation]:
-        """Return the operations that only replaced tensors used, and that are therefore unused now."""
+        """Return the operations of which only replaced tensors made use, so that they must be removed."""
         replaced = [site for spec in specs if not is_kept(site := self.sites[spec.name], spec)]
         changed = {id(site) for site in replaced}
         stays = {id(site.last) for site in self.sites.values()}
@@ -201,7 +204,7 @@ class Layout:
                 del chosen[key]
 
     def _left_of(self, specs: Sequence[TensorSpec]) -> list[tuple[str, int]]:
-        """Return the blobs that belong to no tensor, in the order of their file."""
+        """Return the file and offset of each blob that belongs to no tensor, in file order."""
         covered = {id(value) for operation in self.unused for value in operation.values}
         for spec in specs:
             covered |= {id(value) for operation in self.sites[spec.name].operations for value in operation.values}

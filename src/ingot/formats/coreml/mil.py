@@ -71,7 +71,7 @@ class Operation:
 
     @property
     def constant(self) -> bool:
-        """Return whether this is a ``const``, or an operation that computes a constant."""
+        """Whether the operation is a ``const``, or another operation that computes a constant."""
         return self.type == "const" or self.type.startswith(CONSTEXPR)
 
     @property
@@ -82,7 +82,7 @@ class Operation:
 
 @dataclass(slots=True)
 class Program:
-    """The parts of a model that concern constants.
+    """The operations and values of an ML program, and the names that it defines and uses.
 
     ``operations`` are the operations of every block in order. ``uses`` is, by function, the number of uses of each
     name, and ``defined`` the set of defined names. ``active`` are, by function, the operations of the specialization
@@ -199,7 +199,10 @@ def _operation(program: Program, block: Node, node: Node, function: str, visible
 
 
 def _param(program: Program, node: Node | None, number: int, uses: Counter[str]) -> Param:
-    """Return the value of an attribute, or the only binding of an input; values of several bindings become strays."""
+    """Return an attribute's value, or what an input is bound to: a value, a name, or None for several.
+
+    The values of an input with several bindings are added to ``Program.stray``.
+    """
     if node is None:
         return None
     if number == ATTRIBUTES:
@@ -223,7 +226,7 @@ def _param(program: Program, node: Node | None, number: int, uses: Counter[str])
 
 
 def _stray(program: Program, node: Node, number: int) -> None:
-    """Add the values among the attributes of a program, function or block to the strays."""
+    """Add the values among the attributes of a program, function or block to ``Program.stray``."""
     for item in node.select((), (number,))[number]:
         _, value = _entry(node.child(item))
         if value is not None:

@@ -22,7 +22,7 @@ _BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 
 
 class LeftError(Exception):
-    """The reason why operations do not represent a tensor; readers list the reason. Internal to this package."""
+    """The reason why operations do not represent a tensor; the reader lists it. Used only within this package."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class Expression:
 
     @property
     def stored(self) -> int:
-        """Number of bytes of the stored values that this expression is computed from."""
+        """The number of bytes of the stored values that this expression is computed from."""
         return sum(item.type.nbytes(prod(item.dims)) for item in self._parts() if item.value is not None)
 
     @property
@@ -106,7 +106,7 @@ def _array_dtype(type: MilType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The stored numbers of a part.
+    """The numbers of the program from which a part is read, and how they become the part.
 
     Parameters
     ----------
@@ -133,19 +133,19 @@ class Slot:
 
     @property
     def count(self) -> int:
-        """Number of stored elements."""
+        """The number of stored elements."""
         return prod(self.dims)
 
     @property
     def stored(self) -> int:
-        """Number of bytes in the program or weight file."""
+        """The number of bytes in the program or weight file."""
         if self.computed is not None:
             return self.computed.stored
         return self.type.nbytes(self.count)
 
     @property
     def length(self) -> int:
-        """Number of bytes of the part."""
+        """The number of bytes of the part."""
         return self.type.nbytes(self.count) if self.spread is None else prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_part(self, data: bytes) -> bytes:

@@ -58,7 +58,7 @@ class Template(Mapping[str, Part]):
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """The bytes that describe weights, by file."""
+        """The bytes that describe weights, by file: the manifest, the model, and the headers of the weight files."""
         paths = self.weight_paths
         by_path = {path: bytes(self.weights.files[name].headers) for name, path in paths.items()}
         return {MANIFEST: bytes(self[MANIFEST].view()), self.package.model: self.model, **by_path}
@@ -80,7 +80,9 @@ class Template(Mapping[str, Part]):
         return BlobFile(self._files[path].source)
 
     def _check_left(self, value: Value) -> None:
-        """Check the location of numbers of any type, even of numbers that belong to no tensor."""
+        """Raise an error unless the blob of a value is inside its file; called for values that belong to no
+        tensor too.
+        """
         if value.blob is None:
             return
         if value.type is not None and value.dims is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MilType:
-    """An element type.
+    """An element type of MIL, with its two numbers and Ingot's name.
 
     ``code`` is the number in MIL.proto, ``blob`` the number in blob storage version 2, ``bits`` the size of an element.
     ``dtype`` is Ingot's name, None for types of less than a byte, which are packed into one stream, low bits first.

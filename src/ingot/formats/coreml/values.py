@@ -41,7 +41,11 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A value; ``dims`` is None unless every size is known, ``type`` None unless its elements are numbers."""
+    """The value of a parameter or attribute: numbers or text, in the program (``immediate``) or in a weight file
+    (``blob``).
+
+    ``dims`` is None unless every size is known, ``type`` None unless the elements are numbers.
+    """
 
     node: Node
     code: int
@@ -58,7 +62,7 @@ class Value:
         return self.node.location
 
     def shaped(self) -> tuple[MilType, tuple[int, ...]]:
-        """Return element type and shape.
+        """Return the element type and the shape of a value that is a tensor of numbers.
 
         Raises ``FormatError`` ``coreml.value`` if the value is not a tensor of numbers with a known shape.
         """
@@ -162,7 +166,7 @@ def _numbers(node: Node, type: MilType) -> bytes:
 
 
 def encode_type(type: MilType, dims: tuple[int, ...]) -> bytes:
-    """Return a ValueType message."""
+    """Return the encoded ValueType message of a tensor of ``type`` and ``dims``."""
     sizes = b"".join(bytes_field(_DIMENSIONS, bytes_field(1, number_field(1, size) if size else b"")) for size in dims)
     rank = number_field(_RANK, len(dims)) if dims else b""
     return bytes_field(_TENSOR_TYPE, number_field(_DATA_TYPE, type.code) + rank + sizes)

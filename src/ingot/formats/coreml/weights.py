@@ -47,7 +47,7 @@ class Weights:
         return file, self._located[value]
 
     def read(self, value: Value) -> bytes:
-        """Return a value's numbers."""
+        """Return the bytes of a value's numbers, from the program or from a weight file."""
         if value.blob is None:
             return value.bytes()
         file, blob = self.locate(value)

@@ -47,7 +47,7 @@ _DROPPED_ATTRIBUTES |= {"source_val", "output_dtype"}
 
 
 def patch_model(layout: Layout, plans: Sequence[TensorPlan]) -> bytes:
-    """Return the content of ``model.mlmodel`` for tensors whose offsets are assigned."""
+    """Return the bytes of ``model.mlmodel`` with the offsets and operations of ``plans``."""
     program = layout.template.program
     edits = Edits(program.root)
     names = {function: set(defined) for function, defined in program.defined.items()}
@@ -77,7 +77,7 @@ def _keep(edits: Edits, plan: TensorPlan) -> None:
 
 
 def _set_offset(edits: Edits, value: Value, offset: int) -> None:
-    """Make a value refer to the blob with metadata at ``offset``."""
+    """Add to ``edits`` that a value refers to the blob whose metadata are at ``offset``."""
     ref = value.blob
     assert ref is not None
     if ref.offset == offset:
@@ -87,7 +87,9 @@ def _set_offset(edits: Edits, value: Value, offset: int) -> None:
 
 
 def _replace(edits: Edits, plan: TensorPlan, names: set[str]) -> None:
-    """Replace the last of the old operations by new ones, and remove the others."""
+    """Add to ``edits`` the operations of ``plan``, which replace the last operation of its site; the others are
+    removed.
+    """
     old = plan.site.last
     for operation in plan.site.operations[:-1]:
         edits.replace(operation.block, operation.node.tag, operation.node.end, b"")
@@ -136,7 +138,9 @@ def _value(plan: TensorPlan, entry: Entry) -> bytes:
 
 
 def _copied_fields(old: Operation) -> bytes:
-    """Return the fields that a new operation copies unchanged: outputs, other attributes, unknown fields."""
+    """Return the encoded fields of ``old`` that the operation replacing it keeps: outputs, attributes, unknown
+    fields.
+    """
     data = old.node.data
     return b"".join(
         data[field.tag : field.end]
@@ -146,7 +150,7 @@ def _copied_fields(old: Operation) -> bytes:
 
 
 def _outputs(names: Sequence[str], types: Sequence[tuple[MilType, tuple[int, ...]]]) -> bytes:
-    """Return the outputs and the name of an operation that feeds another."""
+    """Return the encoded outputs, and the attribute ``name``, of a new operation that feeds another one."""
     encoded = b"".join(
         bytes_field(OUTPUTS, bytes_field(1, name) + bytes_field(2, encode_type(type, dims)))
         for name, (type, dims) in zip(names, types, strict=True)
@@ -377,7 +381,7 @@ class CoremlWriter(FormatWriter):
         return digest
 
     def _describe(self, plan: TensorPlan, entry: Entry) -> None:
-        """Write the metadata of a blob."""
+        """Write the metadata of an entry's blob."""
         assert entry.offset is not None
         if entry.copied is not None:
             data = relocate_metadata(entry.copied[1], entry.offset)
@@ -386,7 +390,9 @@ class CoremlWriter(FormatWriter):
         self._sink(plan.file).write_at(entry.offset, data)
 
     def _require_same(self, role: str, start: int, chunk: memoryview) -> None:
-        """Raise an error for numbers other than those of the program if these must stay unchanged."""
+        """Raise ``UnsupportedError`` unless bytes of a part that must not change equal those that the program
+        computes.
+        """
         expected = bytearray(chunk.nbytes)
         self._fixed[role].readinto(start, memoryview(expected))
         if expected != chunk:

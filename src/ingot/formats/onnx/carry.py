@@ -20,7 +20,7 @@ _PACKED_BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan for writing a tensor.
+    """The plan for writing a tensor into the graph.
 
     If ``storage`` is None, the tensor's constants and operators stay unchanged; otherwise others replace them.
     ``transposed`` is true if the tensor's rows are outputs, which ``MatMulNBits`` needs. ``local`` is the name, within
@@ -36,10 +36,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tensor that a model can contain: its location, and whether it has the orientation of ``MatMulNBits``.
+    """A name under which a tensor may be written: its site, and the orientation that the name stands for.
 
-    ``local`` is the tensor's name within its graph. ``alternatives`` are the tensor's names if the graph's
-    orientation is reversed.
+    ``transposed`` is true for the orientation of ``MatMulNBits``. ``local`` is the name within the tensor's graph.
+    ``alternatives`` are the names for the other orientation.
     """
 
     site: Site
@@ -78,7 +78,10 @@ def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
 
 
 def other_name(named: Named, bits: int = 4) -> str | None:
-    """Return the name of a tensor in the other orientation; None if the graph cannot contain it."""
+    """Return the name that a tensor has in the other orientation; None if the graph cannot contain it.
+
+    ``bits`` are the bits of the codes for ``MatMulNBits``.
+    """
     if named.site.transposed:
         return named.alternatives[0] if named.alternatives else None
     return next((name for name in named.alternatives if name.endswith(f"_Q{bits}")), None)

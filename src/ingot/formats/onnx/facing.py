@@ -34,7 +34,7 @@ _MAX_STEPS = 64
 
 
 class OrientationFinder:
-    """A finder of the orientation of matrices in a graph, from the use of their last two axes by its operators."""
+    """Determines which dimension of a matrix is inputs, from the operators of a graph that use the matrix."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -78,9 +78,9 @@ class OrientationFinder:
         return EITHER if table or added or (operator.key in _KERNELS and index == 1) else None
 
     def _meets_values(self, operator: Operator, index: int) -> bool:
-        """Return whether another operand depends on the model's inputs.
+        """Return whether an operand of ``operator`` other than number ``index`` depends on the model's inputs.
 
-        If no operand does, the result is computed from weights alone.
+        If none does, the result is computed from weights alone.
         """
         names = (name for other_index, name in enumerate(operator.inputs) if other_index != index)
         return any((id(operator.graph.owner(name)), name) in self._values for name in names)

@@ -24,7 +24,7 @@ _EXPORTED = re.compile(r"onnx::|val_[0-9]+$")
 
 
 class OnnxFormat(BySuffix):
-    """ONNX models; see spec/onnx.md.
+    """The format of ONNX models; see spec/onnx.md.
 
     Parameters
     ----------
@@ -82,11 +82,16 @@ class OnnxFormat(BySuffix):
         return self._named[name].local if name in self._named else name
 
     def declared_dtype(self, name: str) -> str | None:
-        """Return the element type that the graph declares for a name; None if it has no tensor of this name."""
+        """Return the element type that the graph declares for the tensor ``name``; None if the graph has no such
+        tensor.
+        """
         return self._named[name].site.dtype if name in self._named else None
 
     def turned_name(self, name: str, bits: int) -> str | None:
-        """Return the name of a matrix in the other orientation; None if the graph cannot contain it."""
+        """Return the name of a matrix in the other orientation, with codes of ``bits`` for ``MatMulNBits``.
+
+        None if the graph cannot contain it.
+        """
         named = self._named.get(name)
         return None if named is None else other_name(named, bits)
 
@@ -106,9 +111,9 @@ class OnnxFormat(BySuffix):
         return self._orientations.find(named.site.graph, named.local, len(named.site.shape))
 
     def is_own(self, name: str) -> bool:
-        """Return whether a name occurs only in graphs.
+        """Return whether ``name`` is of a form that occurs only in graphs.
 
-        These are exporters' names of computed values, and quantizers' names of codes.
+        This holds for exporters' names of computed values, and for quantizers' names of codes.
         """
         local = self.local_name(name)
         return _EXPORTED.match(local) is not None or original_name(local) != local

@@ -45,7 +45,7 @@ _INT = 2
 
 @dataclass(frozen=True, slots=True)
 class NewConstant:
-    """A constant to be written: the suffix of its name, type, dimensions, and source.
+    """A constant to be written: the suffix of its name, its type, its dimensions, and the source of its numbers.
 
     Its source is the part ``role``, converted if there is a ``conversion``, or a repeated zero point.
     """
@@ -64,8 +64,10 @@ class NewConstant:
 
 @dataclass(frozen=True, slots=True)
 class StorageForm:
-    """Constants to be written, and the key and attributes of the operator that takes them; no operator for dense
-    values."""
+    """The constants in which a tensor is stored, and the type and attributes of the operator that takes them.
+
+    ``key`` is None for dense values, which need no operator.
+    """
 
     numbers: tuple[NewConstant, ...]
     key: tuple[str, str] | None = None
@@ -177,7 +179,9 @@ def _affine(spec: TensorSpec) -> AffineLayout:
 
 
 def _grid(shape: Shape, dims: Shape) -> tuple[tuple[tuple[str, int], ...], Shape, int]:
-    """Return the attributes for scales on a grid, the dimensions of the scales, and the required opset."""
+    """Return the attributes of ``DequantizeLinear`` for scales of shape ``dims``, the written shape, and the least
+    opset.
+    """
     if prod(dims) == 1:
         return (), (), 10
     varying = [axis for axis, count in enumerate(dims) if count != 1]

@@ -194,7 +194,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Model:
-    """The contents of a model.
+    """The structure of a model that was parsed: its graphs, versions and metadata.
 
     ``graphs`` begin with the graph of the model; inner graphs follow the graph that contains them. ``names`` are all
     names that any graph uses. ``unread`` maps the names of constants that are not read as tensors to the reason.
@@ -392,7 +392,7 @@ def _constants_of(model: Model, graph: Graph, operator: Operator, keys: Sequence
 
 
 def _constant_value(model: Model, graph: Graph, operator: Operator, key: str, attribute: Node) -> None:
-    """Add the value of an operator ``Constant``."""
+    """Add to the model the constant that an operator ``Constant`` defines by an attribute."""
     name = operator.outputs[0]
     fields = attribute.select((TENSOR, _SPARSE_TENSOR), (_FLOATS, INTEGERS, _TEXTS))
     if key == "value" and fields[TENSOR]:

@@ -19,9 +19,10 @@ _PRODUCTS = (("", "MatMulInteger"), ("", "ConvInteger"))
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """An input of codes: indices of the inputs with codes, scales and zero points, and the ``axis`` of several scales.
+    """The inputs of an operator type that belong together: indices of codes, scales and zero points.
 
-    ``factor`` is the input whose scale is multiplied by these scales, for a bias; None for other inputs.
+    ``axis`` is the dimension along which there are several scales. ``factor`` is, for a bias, the input whose scale is
+    multiplied by these scales; None for other inputs.
     """
 
     codes: int
@@ -53,7 +54,7 @@ _OTHERS: dict[tuple[str, str], tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The locations of the scales of an operator's codes: operators and the indices of their inputs.
+    """The scales and zero points of an operator's codes, each as an operator and the index of its input.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ _BIAS = 5
 
 @dataclass(slots=True)
 class Entry:
-    """A constant to be written.
+    """A constant of the model to be written, and its location there.
 
     ``name`` is the constant's name in the graph. ``existing`` is set for an unchanged constant, ``new`` for a new one.
     ``external`` is the constant's location in a separate file, and ``offset`` its offset in the model file. Both are
@@ -86,7 +86,7 @@ class Entry:
 
 @dataclass(slots=True)
 class TensorPlan:
-    """The plan for writing a tensor: the constants that it needs."""
+    """The plan for writing a tensor, with an entry for each constant that it needs."""
 
     planned: Planned
     entries: list[Entry]
@@ -161,7 +161,7 @@ class Layout:
             )
 
     def _share(self) -> None:
-        """Write a constant that several tensors share, such as a scale, only once."""
+        """Set ``Entry.first`` where several tensors have the same constant, so that it is written once."""
         first: dict[int, Entry] = {}
         for plan in self.plans.values():
             for entry in plan.entries:
@@ -260,7 +260,7 @@ class Layout:
         return edits.segments()
 
     def _still_used(self) -> set[int]:
-        """Return the constants, by ``id``, that other operators than the replaced ones use."""
+        """Return, as a set of ``id``, the constants that operators use which are not replaced."""
         replaced = {
             id(operator)
             for plan in self.plans.values()
@@ -296,7 +296,10 @@ class Layout:
         edits.replace(message, message.end, message.end, new)
 
     def _replace(self, edits: Edits, plan: TensorPlan, still_used: set[int], removed: set[int]) -> list[bytes]:
-        """Replace old constants by new ones, and return the operators to be added before all others."""
+        """Replace a tensor's old constants by new ones in ``edits``.
+
+        Returns the encoded new operators, which come before all others.
+        """
         planned = plan.planned
         site = planned.site
         storage = planned.storage
@@ -350,7 +353,10 @@ class Layout:
     def _multiplied(
         self, item: Operator, names: list[str], packed: bool, attributes: Sequence[tuple[str, int]]
     ) -> list[bytes]:
-        """Return a MatMul, or a MatMulNBits of other codes, as MatMulNBits of these codes."""
+        """Return the encoded MatMulNBits that multiplies by the codes ``names`` in place of ``item``.
+
+        ``item`` is a MatMul or, if ``packed`` is true, a MatMulNBits with other codes.
+        """
         inputs = [item.input(0), *names]
         if packed:
             accuracy = item.integer("accuracy_level", 0)

@@ -38,7 +38,7 @@ def read_model(store: Store, name: str) -> Catalog:
 
 
 def _inner(template: Template) -> Iterator[tuple[str, str]]:
-    """Yield a remark on the names of tensors in graphs other than the model's."""
+    """Yield a remark if tensors are in graphs other than the model's, because their names begin with a path."""
     inner = [site for site in template.sites if site.graph.path]
     if inner:
         example = inner[0].graph.path[:80]

@@ -152,7 +152,11 @@ class _Finder:
         self._result.sites.append(site if name == site.name else replace(site, name=name))
 
     def _read_codes(self, graph: Graph, name: str, constant: Constant) -> None:
-        """Read codes with the operators that take them; codes with unknown values are listed as unread."""
+        """Add the tensor that operators compute from the codes ``constant``.
+
+        If no codec can represent the codes, add the values that ``DequantizeLinear`` computes; otherwise list the codes
+        as unread.
+        """
         uses = graph.uses.get(name, [])
         try:
             site = (
@@ -237,7 +241,10 @@ class _Finder:
         return owner.constants[name]
 
     def _dequantized(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-        """Return the tensor of codes that ``DequantizeLinear`` takes; raises ``LeftError``."""
+        """Return the tensor whose codes ``DequantizeLinear`` takes; None if no such operator takes them.
+
+        Raises ``LeftError`` if the codes have other uses, or if operators read them in different ways.
+        """
         operators = [use for use, index in uses if use.key in DEQUANTIZE and index == 0]
         if not operators:
             return None
@@ -277,7 +284,10 @@ class _Finder:
         )
 
     def _multiplied(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-        """Return the tensor of codes that operators compute with as integers; raises ``LeftError``."""
+        """Return the tensor whose codes operators such as ``QLinearConv`` take; None if no such operator takes them.
+
+        Raises the errors of ``_dequantized``.
+        """
         takers = [(use, index) for use, index in uses if takes_codes(use, index)]
         if not takers or not constant.type.integer:
             return None
@@ -329,7 +339,10 @@ class _Finder:
         return name
 
     def _values_of(self, operator: Operator) -> Site:
-        """Return the values that ``DequantizeLinear`` computes from codes without a codec; raises ``LeftError``."""
+        """Return the dense tensor of values that a ``DequantizeLinear`` computes, if no codec can represent its codes.
+
+        Raises ``LeftError``.
+        """
         codes = self._constant(operator, 0, "codes")
         scales = self._constant(operator, 1, "scales")
         zero = self._constant(operator, 2, "zero points") if operator.input(2) else None
@@ -368,7 +381,10 @@ class _Finder:
         self._add(Site(name, item.name, graph, item.dims, dtype, layout, slots, stays="it is stored in sparse form"))
 
     def _packed(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-        """Return the tensor of codes that ``MatMulNBits`` multiplies by; raises ``LeftError``."""
+        """Return the tensor whose codes ``MatMulNBits`` takes; None if no such operator takes them.
+
+        Raises the errors of ``_dequantized``.
+        """
         operators = [use for use, index in uses if use.key == NBITS and index == 1]
         if not operators:
             return None
@@ -455,7 +471,7 @@ def dequantized_values(
 def _codes_on_grid(
     constant: Constant, scales: Constant, zero: Constant | None, dims: Shape
 ) -> tuple[dict[str, Slot], Layout]:
-    """Return the parts and the layout of codes on a grid of scales."""
+    """Return the parts and the layout of codes with scales of shape ``dims``, one per block of the codes."""
     type = constant.type
     dtype = scales.type.dtype
     if not prod(constant.dims) and prod(dims) != 1:
@@ -479,7 +495,7 @@ def _codes_on_grid(
 
 
 def _tiles(shape: Shape, dims: Shape) -> Grid:
-    """Return the grid of a matrix with ``dims`` scales."""
+    """Return the grid of a matrix of ``shape`` with scales of shape ``dims``."""
     tile_rows, tile_columns = (-(-size // count) for size, count in zip(shape, dims, strict=True))
     if prod(dims) == 1:
         return PER_TENSOR
@@ -537,7 +553,7 @@ def _attributes(operator: Operator, defaults: Mapping[str, int]) -> dict[str, in
 
 
 def _read_alike(first: Operator, second: Operator, defaults: Mapping[str, int], start: int) -> bool:
-    """Return whether two operators read the same codes in the same way, with equal inputs from ``start`` on."""
+    """Return whether two operators have equal attributes, and equal inputs from input ``start`` on."""
     return first is second or (
         first.inputs[start:] == second.inputs[start:] and _attributes(first, defaults) == _attributes(second, defaults)
     )

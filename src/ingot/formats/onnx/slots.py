@@ -33,7 +33,7 @@ class Conversion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Zero points, which a constant stores as packed integers and a part as floats of ``dtype``.
+    """The conversion of zero points: a constant stores packed integers, a part floats of ``dtype``.
 
     The integers have ``bits`` bits, in rows that begin at a byte.
     """
@@ -72,7 +72,9 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Rows that have ``width`` bytes in a part, and are padded with zeros to ``stored`` bytes in a constant."""
+    """The conversion of rows: they have ``width`` bytes in a part, and in a constant zeros pad them to ``stored``
+    bytes.
+    """
 
     rows: int
     width: int
@@ -97,7 +99,7 @@ class Padded:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Scales: a part stores one per row, and a constant repeats it ``times`` times, once per block of the row."""
+    """The conversion of scales: a part stores one per row, a constant repeats it ``times`` times, once per block."""
 
     rows: int
     times: int
@@ -121,7 +123,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Positions of stored elements: a constant stores them element by element as i64, a part by dimension as u64.
+    """The conversion of positions: a constant stores them element by element as i64, a part by dimension as u64.
 
     If ``linear`` is true, the constant has a single integer for each element, the position in row-major order.
     """
@@ -178,12 +180,12 @@ class DequantizedValues:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the values."""
+        """The number of bytes of the values."""
         return self.type.nbytes(self.codes.count)
 
     @property
     def stored(self) -> int:
-        """Number of bytes of the constants that the values are computed from."""
+        """The number of bytes of the constants that the values are computed from."""
         constants = (self.codes, self.scales, self.zero, self.factor)
         return sum(constant.nbytes for constant in constants if constant is not None)
 
@@ -225,7 +227,10 @@ def _floats(constant: Constant, read: Callable[[Constant], bytes]) -> np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class ConstantPoint:
-    """A constant zero point: ``rows`` rows of ``per_row`` integers of ``bits``; every row begins at a byte."""
+    """A zero point that is repeated in a constant: ``rows`` rows of ``per_row`` integers of ``bits`` bits.
+
+    Every row begins at a byte.
+    """
 
     point: int
     rows: int
@@ -239,9 +244,10 @@ class ConstantPoint:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The constant of a part: its storage type ``dtype``, its logical type if it differs, and an optional conversion.
+    """The constant from which a part is read, with the part's storage type ``dtype`` and logical type.
 
-    ``values`` are the values of a part that the model computes from the constant.
+    ``conversion`` converts the constant's content into the part's. ``values`` are set if the model computes the part
+    from the constant.
     """
 
     constant: Constant
@@ -252,7 +258,7 @@ class Slot:
 
     @property
     def length(self) -> int:
-        """Number of bytes of the part."""
+        """The number of bytes of the part."""
         if self.values is not None:
             return self.values.nbytes
         return self.constant.nbytes if self.conversion is None else self.conversion.part_bytes

@@ -178,6 +178,6 @@ class Template(Mapping[str, Part]):
             yield start - byte_range.start, bytes(self.model.root.data[start : min(start + size, byte_range.end)])
 
     def close(self) -> None:
-        """Close all files."""
+        """Close the model's file and the separate files of constants."""
         for source in self.sources:
             source.close()

@@ -71,16 +71,16 @@ class Constant:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.dims)
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the elements."""
+        """The number of bytes of the elements."""
         return self.type.nbytes(self.count)
 
     def part(self, model: ByteSource, files: Mapping[str, ByteSource], dtype: str = "", logical: str = "") -> Part:
-        """Return the numbers as a part, with other types if these are given."""
+        """Return the constant's numbers as a part; ``dtype`` and ``logical`` replace the constant's types."""
         location = f"{self.message.location}: {self.name}"
         storage = dtype or self.type.storage
         type = logical or (None if dtype or self.type.dtype == storage else self.type.dtype)
@@ -243,7 +243,7 @@ def typed_bytes(constant: Constant) -> bytes:
 
 
 def _numbers(message: Node, field: Field) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return packed varints, modulo 2**64."""
+    """Return the packed varints in ``field``, modulo 2**64."""
     data = _payload(message, field)
     ends = np.flatnonzero(data < 0x80)
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])[: ends.size]

@@ -9,7 +9,7 @@ STRING = 8
 
 @dataclass(frozen=True, slots=True)
 class OnnxType:
-    """An element type.
+    """An element type of ONNX, with its number and Ingot's name.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class AwqFormat(ColumnPackedFormat):
         return super().claims_config(config) and _version(config[HUGGING_FACE]) != _GEMV
 
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield the layers.
+        """Yield the packed layer of each name in ``stems``.
 
         Raises ``FormatError`` ``awq.config``, ``awq.parts``, ``awq.dtype``, ``awq.shape``, ``awq.zero-points``;
         ``UnsupportedError`` ``awq.version``: neither gemm nor gemv, so that the packing is unknown;

@@ -62,7 +62,7 @@ Config = Mapping[str, Any]
 
 
 class PackedLayout(Layout, Protocol):
-    """A layout that returns the specs of its parts."""
+    """The protocol of a packed layer's layout, which states its element type and its parts."""
 
     @property
     def dtype(self) -> str:
@@ -168,8 +168,9 @@ class PackedFolderFormat(SafetensorsFormat):
         return {}
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
-        """Return the entries of ``settings``, the activations of the source, that the written artifact does not
-        declare."""
+        """Return, as texts, those of the source's ``settings`` of activations that the written artifact does not
+        declare.
+        """
         written = self.activations(self.for_artifact(artifact).packing_config(artifact))
         return [f"{key} ({value})" for key, value in settings.items() if written.get(key) != value]
 
@@ -311,7 +312,7 @@ class PackedFolderFormat(SafetensorsFormat):
         return files_size(self.file_name("model"), artifact, options, fitted) + len(fitted.config_of(artifact))
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> PackedFolderWriter:
-        """Return a writer.
+        """Return a writer of the folder's safetensors files and its ``config.json``.
 
         Raises ``UnsupportedError`` for tensors that ``why_unsupported`` rejects and for metadata that is not text.
         """
@@ -377,7 +378,7 @@ def _describes_packing(config: Config) -> bool:
 
 
 def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without descriptions of the packing, also in nested configurations."""
+    """Return ``config`` without the keys that describe the packing, also in configurations nested in it."""
     return {
         key: _without_packing(value) if key.endswith("_config") and isinstance(value, dict) else value
         for key, value in config.items()
@@ -386,7 +387,7 @@ def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join_layers(entries: Entries, layers: Sequence[Layer], rules: str) -> LazyMap[Tensor]:
-    """Return the tensors of the files; the entries of each layer are combined."""
+    """Return the tensors of a folder: each layer as one packed tensor, each other entry as a dense one."""
     first = {next(iter(layer.parts.values())): layer for layer in layers}
     used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
     layer_by_name: dict[str, Layer | None] = {}

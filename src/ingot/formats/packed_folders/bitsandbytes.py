@@ -92,7 +92,7 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
         return isinstance(quantization, Mapping) and quantization.get("quant_method") == "bitsandbytes"
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers.
+        """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``bitsandbytes.parts``, ``.state``, ``.dtype``, ``.shape``.
         """

@@ -1,5 +1,7 @@
-"""The common part of GPTQ and AWQ folders: ``X.qweight``, ``X.qzeros``, ``X.scales``, with outputs in the last
-dimension."""
+"""The base class of GPTQ and AWQ folders, in which three entries represent the matrix ``X.weight``.
+
+The entries are ``X.qweight``, ``X.qzeros`` and ``X.scales``; their last dimension is the matrix's outputs.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ class DeclaredPacking:
     rules: Mapping[str, Config]
 
     def group_sizes(self, stem: str) -> list[object]:
-        """Return the possible group sizes of a layer.
+        """Return the group sizes that the layer ``stem`` may have: values of ``group_size``.
 
         If a rule has the layer's name, the only size is the size in this rule. Otherwise the layer may have the usual
         size or the size in any pattern, because patterns are not evaluated.
@@ -102,7 +104,8 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         """Yield the layers with these names."""
 
     def number(self, quantization: Config, keys: Sequence[str], low: int, high: int) -> int:
-        """Return the integer of the configuration under the first existing key of ``keys``.
+        """Return the integer that ``quantization`` has under the first existing key of ``keys``, from ``low`` to
+        ``high``.
 
         Raises ``FormatError`` ``<method>.config``.
         """
@@ -116,7 +119,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return value
 
     def group(self, quantization: Config, keys: Sequence[str] = ("group_size",)) -> int | None:
-        """Return the number of columns of a group; None for a complete row (-1).
+        """Return the number of columns of a group that ``quantization`` declares; None for a complete row (-1).
 
         Raises ``FormatError`` ``<method>.config``.
         """
@@ -132,7 +135,10 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return DeclaredPacking(bits, group, rules_of(quantization))
 
     def group_of(self, declared: DeclaredPacking, stem: str, cols: int, groups: int) -> int | None:
-        """Return the number of columns of a layer's group, given the number of groups in a row; None for a full row.
+        """Return the number of columns of a group in the layer ``stem``; None if a row has one group.
+
+        The layer's row has ``cols`` columns in ``groups`` groups. The result is the declared size that gives this
+        number of groups, or else the size that divides the columns evenly.
 
         It is the declared size that results in this number of groups, or else the size that divides the columns evenly.
 
@@ -166,7 +172,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return rows, cols, bits, group
 
     def all_middle(self, entries: Entries, layers: Sequence[Layer]) -> list[bool]:
-        """Return for each layer whether the first zero points equal the middle code.
+        """Return for each layer whether the zero points at its beginning equal the middle code.
 
         In a remote folder each read is a request, so only some layers are read.
         """
@@ -294,7 +300,10 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         ]
 
     def usual_layout(self, artifact: Artifact) -> tuple[PackedIntLayout | None, Mapping[str, PackedIntLayout]]:
-        """Return the most frequent layout of the packed layers, and the layout of each layer."""
+        """Return the most frequent layout of the artifact's packed layers, and the layouts by module name.
+
+        The first is None if no layer is packed.
+        """
         layouts = {
             spec.name.removesuffix(WEIGHT): PackedIntLayout.from_tensor(spec)
             for spec in artifact.tensors
@@ -315,7 +324,9 @@ def rules_of(quantization: Config) -> Mapping[str, Config]:
 
 
 def no_rule_is_asymmetric(quantization: Config) -> bool:
-    """Return whether no rule in ``dynamic`` declares zero points other than the middle code."""
+    """Return whether every rule in ``dynamic`` leaves ``sym`` unset or true, which declares middle codes as zero
+    points.
+    """
     return all(rule.get("sym") in (None, True) for rule in rules_of(quantization).values())
 
 
@@ -326,5 +337,5 @@ def words_layout(layer: Layer) -> PackedIntLayout:
 
 
 def unsupported(rule: str, expected: str, value: str) -> UnsupportedError:
-    """Return the error for a feature of the packing program that Ingot does not read."""
+    """Return the ``UnsupportedError`` for a setting in ``config.json`` that Ingot does not read."""
     return UnsupportedError(f"expected {expected}, found {value}", rule=rule, where=f"config.json: {HUGGING_FACE}")

@@ -47,8 +47,10 @@ _PACKS: Mapping[str, ScaledCodebookLayout] = {
 
 
 class FloatGroup(NamedTuple):
-    """The common settings of layers of floats in a group of ``config.json``; ``scales`` is a torch type if it is
-    stated."""
+    """The settings of weights that layers of floats share in a group of ``config.json``.
+
+    ``scales`` is the name of a torch type, or None if the group states none.
+    """
 
     format: str
     bits: int

@@ -50,7 +50,7 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 
 
 def integer_layers(entries: Entries, widths: Sequence[int]) -> Iterator[Layer]:
-    """Yield the layers of integers; ``widths`` are the bits that groups in ``config.json`` declare.
+    """Yield the layers of integers among ``entries``; ``widths`` are the bits that ``config.json`` declares.
 
     Raises ``FormatError`` ``compressed-tensors.parts``, ``.dtype``, ``.shape``, ``.order``.
     """
@@ -77,7 +77,7 @@ def _scales(entries: Entries, stem: str) -> Tensor:
 
 
 def _group(scale: Tensor, rows: int, cols: int) -> int | None:
-    """Return the number of columns of a group; None for a complete row."""
+    """Return the number of columns that share a scale, from the shape of ``scale``; None for a complete row."""
     groups = scale.shape[1] if len(scale.shape) == 2 else 0
     if len(scale.shape) != 2 or scale.shape[0] != rows or not groups or cols % groups:
         raise _refuse("shape", f"expected scales for {rows} rows of {cols}, found {list(scale.shape)}", scale.name)
@@ -139,7 +139,7 @@ _PLAIN = np.empty(0, np.int32)
 
 
 def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
-    """Return the group index of each column.
+    """Return the group index of each column, from the entry ``g_idx`` of the layer ``stem``.
 
     Return ``_PLAIN`` if each group is a run of adjacent columns, or if the indices are unset (-1). Return None if the
     entry does not exist.
@@ -160,7 +160,10 @@ def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
 
 
 def _width(across: int, cols: int, widths: Sequence[int], location: str) -> tuple[int, str]:
-    """Return bits and packing of rows of ``across`` words: the declared bits that result in this width."""
+    """Return the bits of codes and the packing of a row of ``cols`` codes in ``across`` words.
+
+    Exactly one of the declared ``widths`` must result in this number of words.
+    """
     dense = [bits for bits in widths if word_count(cols, bits) == across]
     loose = [bits for bits in widths if bits in (3, 5, 6, 7) and -(-cols // (32 // bits)) == across]
     candidates = [(bits, PACKED) for bits in dense] + [
@@ -178,7 +181,7 @@ def _width(across: int, cols: int, widths: Sequence[int], location: str) -> tupl
 
 
 def _simplest(layout: PackedIntLayout, shape: Shape) -> PackedLayout:
-    """Return the layout, or an equivalent layout of plain rows if the bytes are the same."""
+    """Return ``layout``, or the equivalent affine layout if its rows have the same bytes."""
     cols = shape[1]
     if layout.order or layout.packing != PACKED or not isinstance(layout.zero, Constant) or cols * layout.bits % 32:
         return layout

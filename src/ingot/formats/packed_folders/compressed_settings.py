@@ -55,7 +55,7 @@ QUANTIZED_INPUTS: Mapping[str, ActivationSettings] = {
 
 
 def needs_input_scales(scheme: str) -> bool:
-    """Return whether layers with this scheme of inputs have a static scale for them, ``X.input_global_scale``."""
+    """Return whether layers that quantize their inputs by ``scheme`` store a static scale, ``X.input_global_scale``."""
     return QUANTIZED_INPUTS[scheme][KEYS[0]]["dynamic"] is not True
 
 
@@ -95,8 +95,10 @@ class Settings:
 
 
 def weight_settings(weights: ActivationSettings) -> tuple[Any, ...]:
-    """Return the values that ``weights`` of a group define for codes and scales, completed with the package's
-    defaults."""
+    """Return the values that a group's ``weights`` define for codes and scales, with the package's defaults.
+
+    Two groups with equal results store weights in the same way.
+    """
     group = weights.get("group_size")
     block = weights.get("block_structure")
     strategy = weights.get("strategy")

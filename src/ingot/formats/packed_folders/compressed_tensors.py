@@ -76,7 +76,7 @@ METHODS = ("compressed-tensors", "sparseml")
 
 
 class LayerGroup(NamedTuple):
-    """The common settings of the layers in a group of ``config.json``."""
+    """The settings of weights that layers of integers or floats share in a group of ``config.json``."""
 
     format: str
     bits: int
@@ -287,7 +287,9 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         }
 
     def _preserved_settings(self, artifact: Artifact, settings: Settings) -> dict[str, ActivationSettings | None]:
-        """Return the source's settings of activations for the layers whose weights kept their settings."""
+        """Return by tensor name how layers quantize activations, if the conversion left their weights as in the
+        source.
+        """
         preserved = {}
         for spec in artifact.tensors if any(settings) else ():
             before = artifact.before.get(spec.name)
@@ -303,7 +305,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return preserved
 
     def _still_ignored(self, source: Config, artifact: Artifact, dense: Sequence[str]) -> Iterator[str]:
-        """Yield other names that the source lists as not packed, such as a tied head.
+        """Yield the names in the source's ``ignore`` that must stay there: modules that are still not packed.
 
         Regular expressions are kept only if all packed layers were packed before.
         """
@@ -400,7 +402,7 @@ def _why_rows_unsupported(spec: TensorSpec, layout: AffineLayout) -> str | None:
 
 
 def _groups(quantization: Config) -> Config:
-    """Return the groups of layers; empty if the value is not an object."""
+    """Return the groups of layers under ``config_groups``; empty if that value is missing or not an object."""
     groups = quantization.get("config_groups")
     return groups if isinstance(groups, dict) else {}
 
@@ -413,9 +415,9 @@ def _formats(quantization: Config) -> Iterator[Any]:
 
 
 def _all_ordered(quantization: Config) -> bool:
-    """Return whether every group of layers with column groups declares ``actorder``.
+    """Return whether every group of ``config.json`` whose scales are by columns declares ``actorder``.
 
-    Then columns of a group need not be adjacent.
+    Then the columns of a group need not be adjacent.
     """
     weights = [group.get("weights") for group in _groups(quantization).values() if isinstance(group, dict)]
     grouped = [item for item in weights if isinstance(item, dict) and weight_settings(item)[3] == "group"]
@@ -494,7 +496,7 @@ def _layer_group(layout: Any) -> LayerGroup:
 
 
 def _weight_settings_before(before: LayoutSource) -> tuple[Any, ...] | None:
-    """Return the settings of a layer's weights in the source; None if no written group can express them."""
+    """Return the ``weight_settings`` of a layer in the source; None if no written group can express them."""
     return _weight_settings(layout_of(before))
 
 

@@ -22,7 +22,7 @@ _MAX_SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that a packed folder format supports or refuses.
+    """An entry of a table of keys: whether Ingot uses, ignores or refuses a key of ``quantization_config``, and why.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def refused(meaning: str, *allowed: Any) -> Key:
 
 
 def repeated(key: Key, names: str) -> dict[str, Key]:
-    """Return a table in which several names, separated by spaces, have the same key."""
+    """Return a table in which each of ``names``, separated by spaces, has the entry ``key``."""
     return dict.fromkeys(names.split(), key)
 
 
@@ -95,7 +95,7 @@ def require_known_keys(config: Mapping[str, Any], table: Table, dialect: str, pa
 
 
 def location_of(key: str) -> str:
-    """Return the location of the object under ``key`` of ``config.json`` in error messages."""
+    """Return the text that names the object under ``key`` of ``config.json`` in error messages."""
     return f"{CONFIG}: {key}"
 
 

@@ -53,7 +53,10 @@ def dtype_from_torch(declared: str) -> str | None:
 
 
 def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid | None:
-    """Return the grid of scales with the given shape: for the tensor, for rows, or for blocks; None if none fits."""
+    """Return the grid of scales of shape ``scales`` for a tensor of ``shape``; None if no grid fits.
+
+    Scales may be for the tensor, for rows, for blocks of ``block``, or for the matrices of a stack.
+    """
     if prod(scales) == 1 and len(shape) < 3:
         return PER_TENSOR
     rows, cols = shape[-2:]
@@ -154,7 +157,7 @@ def block_size(declared: Any, dialect: str) -> tuple[int, int] | None:
 
 
 def layout_to_write(spec: TensorSpec) -> ScaledCodebookLayout | str:
-    """Return the layout of a tensor, or a text that states why its parts cannot be entries."""
+    """Return the layout of a tensor, or text that states why its parts cannot be entries of a file."""
     try:
         layout = ScaledCodebookLayout.from_tensor(spec)
     except CodecError as error:

@@ -114,7 +114,7 @@ class Fp8Format(WritablePackedFolderFormat):
         return self if scheme == "fp8" else super().for_activations(scheme)
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers.
+        """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``fp8.config``, ``fp8.parts``, ``fp8.dtype``, ``fp8.shape``.
         """
@@ -224,7 +224,10 @@ def _grid(spec: TensorSpec) -> Grid:
 
 
 def _fits_grid(grid: Grid, shape: Shape, layer_grid: Grid) -> bool:
-    """Return whether scales on a layer's grid can be written on ``grid``, because the matrix fits in one block."""
+    """Return whether the scales of a layer of ``shape`` on ``layer_grid`` are also scales on ``grid``.
+
+    This is so if the grids are equal, or if a row or matrix fits in one block.
+    """
     if layer_grid == grid:
         return True
     rows, cols = shape[-2:]
@@ -254,7 +257,7 @@ def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config,
 
 
 def _has_powers(artifact: Artifact, packed: Sequence[TensorSpec], source: Config) -> bool:
-    """Return whether scales are powers of two.
+    """Return whether the scales of all ``packed`` layers are powers of two.
 
     This is so if their type has only powers of two, or if the source declares powers of two for the same layers.
     """

@@ -112,7 +112,7 @@ class GptqFormat(ColumnPackedFormat):
         return layers
 
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
-        """Yield one layer per stem.
+        """Yield the packed layer of each name in ``stems``.
 
         If ``dynamic`` has a rule for a layer, the tensors' shapes and ``g_idx`` determine its bits and group size.
 
@@ -313,7 +313,10 @@ def declared_format(quantization: Config) -> str:
 
 
 def _other_zero_points(layer: Layer) -> Layer | None:
-    """Return the layer with its zero points converted from v1 to v2 or from v2 to v1; None if codes are in planes."""
+    """Return the layer with its stored zero points read as those of the other version, v2 for v1 and v1 for v2.
+
+    None if codes are in planes, which only one version has.
+    """
     layout = words_layout(layer)
     packing = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.packing)
     return None if packing is None else replace(layer, layout=replace(layout, packing=packing))
@@ -331,7 +334,7 @@ def _variant(format: str, bits: int, stem: str) -> str:
 
 
 def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
-    """Return 32 codes that are all ``point``, packed."""
+    """Return 32 packed codes, all equal to ``point``, in the given planes: (bits, lowest bit) each."""
     period = b""
     for width, low in planes:
         field = point >> low & (1 << width) - 1
@@ -340,13 +343,16 @@ def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _first_run(order: Array) -> int | None:
-    """Return the number of leading columns in the same group; None if all columns are in one group."""
+    """Return the number of leading columns in one group; None if all columns are in this group."""
     later_columns = np.flatnonzero(order != order[0])
     return int(later_columns[0]) if later_columns.size else None
 
 
 def _with_order(layer: Layer, layout: PackedIntLayout, order: Array, stem: str) -> Layer:
-    """Return the layer with its ``g_idx``: as a part if groups are not runs of columns, else as an extra entry."""
+    """Return the layer with its ``g_idx``.
+
+    If groups are runs of columns, it is an extra entry; otherwise it is the part ``order``.
+    """
     if np.array_equal(order, np.arange(order.size) // (layout.group or order.size)):
         return replace(layer, extra=(stem + G_IDX,))
     return replace(layer, layout=replace(layout, order=True), parts={**layer.parts, ORDER: stem + G_IDX})

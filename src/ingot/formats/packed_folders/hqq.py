@@ -153,7 +153,7 @@ def _layer(entries: Entries, stem: str) -> Layer:
 
 
 def _numbers(setting: Tensor) -> list[int]:
-    """Return the integers of a small tensor; raises ``FormatError`` ``hqq.dtype``."""
+    """Return the integers of ``setting``, a tensor that stores a setting; raises ``FormatError`` ``hqq.dtype``."""
     if setting.dtype not in ("u8", "i8", "i32", "i64", "bool") or not 0 < setting.size <= _MAX_NUMBERS:
         raise FormatError(
             "hqq.dtype",

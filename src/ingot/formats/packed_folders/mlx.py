@@ -51,15 +51,20 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Bits of a code and columns of a group: integers with an offset if ``mode`` is affine, else small floats."""
+    """The packing of a layer: bits of a code, columns of a group, and the mode.
+
+    Mode ``affine`` has integers with an offset; the other modes have small floats.
+    """
 
     bits: int
     group: int
     mode: str = MODE
 
     def layout(self, dtype: str) -> AffineLayout | ScaledCodebookLayout:
-        """Return the layout of a packed layer; ``dtype`` is the type of its values, and of scales and offsets of
-        integers."""
+        """Return the layout of a packed layer whose values are of type ``dtype``.
+
+        For integers, ``dtype`` is also the type of scales and offsets.
+        """
         if self.mode != MODE:
             bits, group, values, scales = FLOATS[self.mode]
             return ScaledCodebookLayout(bits, Group(group), dtype, scales=scales, values=values)
@@ -68,7 +73,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The packing in ``config.json``: the usual grid, and the grids of layers that differ by module path.
+    """The packing that ``config.json`` declares: the usual grid, and the grids of the layers that differ by module
+    path.
 
     The grid of a dense layer is None.
     """

@@ -121,7 +121,7 @@ class ModelOptFormat(WritablePackedFolderFormat):
         return {**contents, **inner}
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers.
+        """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``modelopt.parts``, ``modelopt.dtype``, ``modelopt.shape``; ``UnsupportedError``
         ``modelopt.algorithm``: another packing; ``modelopt.pre-quant-scale``: factors of inputs of layers that are not

@@ -52,7 +52,7 @@ class Mxfp4Format(WritablePackedFolderFormat):
         return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers.
+        """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``mxfp4.parts``, ``mxfp4.dtype``, ``mxfp4.shape``.
         """
@@ -98,7 +98,7 @@ class Mxfp4Format(WritablePackedFolderFormat):
         return None
 
     def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
-        """Return ``X_blocks`` and ``X_scales``."""
+        """Return the entries ``X_blocks`` and ``X_scales`` for a tensor ``X``."""
         groups = (*spec.shape[:-2], spec.shape[-1], spec.shape[-2] // 32)
         blocks, scales = ScaledCodebookLayout.from_tensor(spec).part_specs(spec.shape)
         return [

@@ -63,7 +63,7 @@ class QuantoFormat(PackedFolderFormat):
         return {**config, HUGGING_FACE: {"quant_method": "quanto"}} if store.exists(MAP) else config
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers.
+        """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``quanto.parts``, ``quanto.dtype``, ``quanto.shape``; ``UnsupportedError``
         ``quanto.type``: codes of less than a byte of a matrix of unknown shape, or with integer zero points.
@@ -77,7 +77,7 @@ class QuantoFormat(PackedFolderFormat):
         return layers
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return ``activations``, if they are quantized."""
+        """Return the setting ``activations`` of the config; empty if activations are not quantized."""
         setting = self.quantization(config).get("activations")
         return {} if setting is None else {"activations": summarize(setting)}
 
@@ -134,7 +134,7 @@ def _packed(entries: Entries, name: str, config: Config) -> Layer:
 
 
 def _columns(entries: Entries, name: str, config: Config, size: int) -> int | None:
-    """Return the number of columns of a matrix of ``size`` values.
+    """Return the number of columns of the matrix ``name``, which has ``size`` values and is stored without its shape.
 
     Return None if neither the matrix's bias nor the configuration defines it.
 
@@ -151,7 +151,7 @@ def _columns(entries: Entries, name: str, config: Config, size: int) -> int | No
 
 
 def _size_from_config(config: Config, keys: Sequence[str]) -> int | None:
-    """Return the product of the sizes under ``keys`` of a configuration; None if a size is missing."""
+    """Return the product of the sizes that ``config`` has under ``keys``; None if one is missing."""
     sizes = [config.get(key) for key in keys]
     if keys[-1:] == ("head_dim",) and sizes[-1] is None:
         sizes = [config.get("hidden_size")]
@@ -160,8 +160,10 @@ def _size_from_config(config: Config, keys: Sequence[str]) -> int | None:
 
 
 def _activations(entries: Entries, name: str) -> tuple[str, ...]:
-    """Return the scales of a module's activations that are 1, which quanto writes for activations without
-    quantization."""
+    """Return the entries of a module's activation scales whose value is 1, which have no effect.
+
+    quanto writes such scales for modules whose activations are not quantized.
+    """
     module = name.rpartition(".")[0]
     return tuple(key for ending in _ACTIVATIONS if (key := module + ending) in entries and _is_one(entries[key]))
 

@@ -194,7 +194,7 @@ def _small(entries: Entries, stem: str, dtype: str, data: Mapping[str, Any]) -> 
 
 
 def _unswizzle(stored: bytes, rows: int, groups: int) -> bytes:
-    """Return scales row by row.
+    """Return swizzled scales in row-major order.
 
     They are stored in blocks of 128 rows and 4 scales, in which rows at a distance of 32 are adjacent.
     """

@@ -90,7 +90,7 @@ class SafetensorsFormat(Format):
         return files_size(self.file_name("model"), artifact, options, self)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> SafetensorsWriter:
-        """Return a writer.
+        """Return a writer of one file, or of shards with an index if the artifact exceeds the size of a shard.
 
         Raises ``UnsupportedError`` for tensors that ``why_unsupported`` rejects and for metadata that is not text.
         """

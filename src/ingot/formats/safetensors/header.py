@@ -40,7 +40,10 @@ _BITS = {spelling: row.bits for spelling, row in BY_SAFETENSORS.items()}
 
 @preload
 class Entry(msgspec.Struct, gc=False):
-    """One tensor's fields in the header. The defaults are invalid, so that a missing field cannot pass the checks."""
+    """The fields of one tensor in the header.
+
+    The defaults are invalid, so that a missing field cannot pass the checks.
+    """
 
     dtype: str = ""
     shape: tuple[_Natural, ...] = (0,) * (MAX_RANK + 1)
@@ -100,7 +103,10 @@ def _decode(data: bytes) -> Header | None:
 
 
 def _fills(entries: Mapping[str, Entry], buffer_length: int) -> bool:
-    """Return whether entries have known types and correct sizes and fill the buffer in this order without a gap."""
+    """Return whether ``entries``, in this order, fill a buffer of ``buffer_length`` bytes without gaps or overlaps.
+
+    Return False also for an unknown type, or a size that does not match shape and type.
+    """
     sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}  # few distinct pairs
     position = 0
     for entry in entries.values():
@@ -232,7 +238,9 @@ def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytearr
 
 
 class File(NamedTuple):
-    """An open and checked file. Its data buffer begins at ``start``; ``raw`` returns the content of its header."""
+    """An open file whose header was checked. Its data buffer begins at ``start``; ``raw`` returns the header's
+    bytes.
+    """
 
     name: str
     source: ByteSource

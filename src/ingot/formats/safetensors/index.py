@@ -155,7 +155,10 @@ def _parse(raw: bytes, location: str) -> tuple[dict[str, str], int | None]:
 
 
 def _check_against(files: Sequence[File], weight_map: Mapping[str, str], location: str) -> list[tuple[str, str]]:
-    """Compare the map with the headers. A tensor that only a header lists stays: dropping it would lose weights."""
+    """Compare the index with the headers of the shards, and return notes: pairs of rule and message.
+
+    A tensor that only a header lists is kept, because dropping it would lose weights. Raises ``FormatError``.
+    """
     shard_of: dict[str, str] = {}
     for file in files:
         for tensor in file.header.entries:

@@ -39,7 +39,7 @@ ALGORITHM = "crc32c"
 
 @preload
 class _IngotFields(msgspec.Struct, omit_defaults=True):
-    """The JSON value of ``INGOT_KEY``."""
+    """The entry ``INGOT_KEY`` of a patch's metadata: shapes and digests by name, and the checkpoint's metadata."""
 
     shapes: dict[str, list[int]] = {}
     metadata: dict[str, Any] = {}
@@ -195,7 +195,10 @@ def _set_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], loca
 def _pairs(
     tensors: Mapping[str, Tensor], suffixes: tuple[str, str], encoding: str, fields: _IngotFields, location: str
 ) -> dict[str, Tensor]:
-    """Combine positions and values; an entry outside a pair is a tensor that is replaced completely."""
+    """Return the tensors of a patch: each pair of positions and values as one tensor, other entries unchanged.
+
+    An entry outside a pair replaces a tensor completely.
+    """
     pairs: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if not key.endswith(suffixes):
@@ -246,7 +249,7 @@ def _incomplete_pair(name: str, problem: str, location: str) -> FormatError:
 
 
 def _describe(tensors: Mapping[str, Tensor]) -> DeltaInfo:
-    """Return the description of a delta whose file does not describe its base."""
+    """Return the description of a delta for a file of pairs that contains none."""
     changes = {
         name: Change("apply" if tensor.codec == CODEC else "replace", tensor.dtype) for name, tensor in tensors.items()
     }

@@ -101,7 +101,9 @@ def digest_placeholders(specs: Sequence[TensorSpec], digest: str | None, carrier
 
 
 class Shard:
-    """One file of an artifact: its header, the offset of each entry, and the number of missing tensors."""
+    """One file of an artifact: its encoded header, the offset of each entry, and the number of tensors not yet
+    written.
+    """
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str], carrier: Carrier) -> None:
         self.name = name
@@ -116,8 +118,9 @@ class Shard:
         self.sink: Sink | None = None
 
     def _assign_offsets(self, specs: Sequence[TensorSpec], carrier: Carrier) -> None:
-        """Compute the offset of every entry. To save memory, equal types and shapes are stored once, and integers in
-        arrays.
+        """Compute the offset of every entry.
+
+        To save memory, equal types and shapes are stored once, and integers in arrays.
         """
         type_indices: dict[tuple[str, tuple[int, ...]], int] = {}
         keys_by_rank: dict[int, list[tuple[str, int]]] = {}

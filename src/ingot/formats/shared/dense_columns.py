@@ -90,7 +90,7 @@ class DenseColumns:
 
 
 class DenseTensors:
-    """A builder of tensors from ``DenseColumns`` that needs no intermediate object.
+    """Builds dense tensors from the rows of ``DenseColumns``, without an object per manifest entry.
 
     Parameters
     ----------
@@ -123,8 +123,10 @@ class DenseTensors:
         self._nothing: dict[str, Any] = {}
 
     def lazy(self, names: Collection[str], closely: Callable[[str], Tensor] | None = None) -> LazyMap[Tensor]:
-        """Return all tensors of a file; ``closely`` returns a tensor, given its name, that these columns do not
-        describe."""
+        """Return all tensors of a file by ``names``; each is built on access.
+
+        ``closely`` builds, given its name, a tensor that the columns do not describe.
+        """
         columns = self._columns
 
         def build(name: str, parts_of: Callable[[str, int], Mapping[str, Part]]) -> Tensor:
@@ -170,7 +172,7 @@ class DenseTensors:
 
 
 def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent: Column) -> Flags:
-    """Return flags of the dense tensors with one part and without attributes.
+    """Return for each tensor whether it is dense, with one part and without attributes.
 
     ``codecs`` and ``attributes`` are columns of tensors. ``starts`` are the indices of their first parts, and the end.
     ``absent`` are columns of parts; the part of a matching tensor has no value there.

@@ -21,8 +21,9 @@ def label(file: str, name: str, role: str | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The schema of the ``objects`` of a manifest: their type, the key of their parts and the type of a part.
+    """The schema of the tensors in a manifest of zTensor, and the rules of its errors.
 
+    ``object`` is the type of a tensor's entry, ``parts`` the key of its parts, ``part`` the type of a part's entry.
     ``missing``, ``mistyped`` and ``range`` are the rules for a field that is absent, of another type, or out of range.
     """
 
@@ -34,9 +35,9 @@ class Schema:
     range: str
 
     def blame(self, root: Any, error: msgspec.ValidationError, file: str) -> FormatError:
-        """Return the error for a manifest that broke the schema, with the tensor and part that caused it.
+        """Return the error for a manifest that broke the schema; it names the tensor and part that caused it.
 
-        The message of a check of the complete manifest does not name them.
+        ``error`` is that of the check of the complete manifest, which does not name them.
         """
         location = f"{file}: manifest"
         for item_location, value, cls in self._objects_and_parts(root, file):

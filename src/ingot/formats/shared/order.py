@@ -9,8 +9,7 @@ from ingot.model.spec import TensorSpec
 
 
 class Order:
-    """A check that tensors come once each, in the order of the specs, with bytes of parts between ``begin`` and
-    ``end``.
+    """Checks the order of a writer's calls: each tensor of the specs once and in order, each byte of its parts once.
 
     A writer calls this object first in each of its methods, and reads the state from ``current`` and ``done``.
 
@@ -94,7 +93,7 @@ class Order:
         return spec
 
     def restored(self, name: str) -> None:
-        """Count a tensor that an earlier run wrote; raises the errors of ``expect``."""
+        """Count a tensor as written that an earlier run wrote; raises the errors of ``expect``."""
         self._complete(self.expect(name).name)
 
     def finish(self) -> None:

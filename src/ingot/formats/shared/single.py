@@ -20,7 +20,11 @@ _SMALL = 1 << 16
 
 
 def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
-    """Return a function that returns the header at ``offset``; it may be called while the source is open.
+    """Return a function that returns ``raw``, the header at ``offset``, while the source is open.
+
+    A header of more than 64 KiB in a local file is not kept in memory, but read again at each call. The call then
+    returns the file's present bytes, and raises the errors of ``ByteSource.readinto``. To notice a changed file, the
+    caller compares its stamp.
 
     A header of more than 64 KiB in a local file is read again at each call. The call then returns the file's present
     bytes, and raises the errors of ``ByteSource.readinto``. To notice a changed file, the caller compares its stamp.
@@ -31,7 +35,7 @@ def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
 
 
 def headers_of(readers: Mapping[str, ReadHeader]) -> Mapping[str, Buffer]:
-    """Return the content of headers by file."""
+    """Return the headers of files by name, each read by its function in ``readers`` on access."""
     return ComputedMap(readers, lambda name: readers[name]())
 
 

@@ -26,14 +26,14 @@ class Spool:
             raise write_error(error, self._location) from error
 
     def write(self, data: memoryview) -> None:
-        """Append bytes."""
+        """Append ``data`` to the file."""
         try:
             self._file.write(data)
         except OSError as error:
             raise write_error(error, self._location) from error
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield all bytes in chunks."""
+        """Yield all bytes of the file in chunks, from its start."""
         try:
             self._file.seek(0)
             while chunk := self._file.read(_CHUNK):
@@ -42,5 +42,5 @@ class Spool:
             raise write_error(error, self._location) from error
 
     def close(self) -> None:
-        """Release the disk space."""
+        """Close the file, which releases its disk space."""
         self._file.close()

@@ -32,7 +32,10 @@ def why_unsupported(spec: TensorSpec) -> str | None:
 
 
 def why_change_unsupported(info: DeltaInfo, stored: Sequence[str]) -> str | None:
-    """Return why a ``.wdelta`` cannot express a delta that stores the tensors ``stored``; None if it can."""
+    """Return why a ``.wdelta`` cannot express the delta ``info``; None if it can.
+
+    ``stored`` are the names of the tensors that the file would store.
+    """
     for name, change in info.tensors.items():
         reason = _why_change_unsupported(change)
         if reason is not None:

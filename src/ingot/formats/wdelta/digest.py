@@ -85,7 +85,7 @@ class TrailingDigest:
         return self._hash.digest()
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread that hashes."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit(self, position: int) -> None:

@@ -42,12 +42,12 @@ class Entry(msgspec.Struct):
 
     @property
     def codec(self) -> str:
-        """Codec id of the strategy."""
+        """The id of the codec that decodes the entry's strategy."""
         return STRATEGIES[self.strategy].codec
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
@@ -61,13 +61,13 @@ class Entry(msgspec.Struct):
         return Change("apply", dtype(self.base_dtype or self.dtype).name)
 
     def record_of(self, field: str) -> str:
-        """Return the name in ``_ref`` for the array of a field; without such a reference, the name of the field."""
+        """Return the name of the record that contains the array of ``field``: its ``_ref``, else the field's name."""
         value = getattr(self, field)
         name = value.get("_ref") if isinstance(value, dict) else None
         return name if isinstance(name, str) else field
 
     def params(self) -> dict[str, Any]:
-        """Return the codec's parameters."""
+        """Return the tensor's parameters for its codec."""
         if self.strategy == "sparse":
             return {} if self.sparsity is None else {"sparsity": self.sparsity}
         if self.strategy == "quantized":
@@ -76,7 +76,7 @@ class Entry(msgspec.Struct):
         return {**fraction, "layout": self.layout}
 
     def counts(self) -> dict[str, int | None]:
-        """Return the number of elements of each array of the payload; None if a number depends on the payload."""
+        """Return the number of elements of each array by field; None if the header does not determine it."""
         if self.strategy == "sparse":
             return {"indices": None, "values": None}
         if self.strategy == "quantized":
@@ -98,5 +98,5 @@ def scale_rows(shape: Sequence[int]) -> int:
 
 
 def cols(shape: Sequence[int]) -> int:
-    """Return the value of ``n_cols``."""
+    """Return the header's ``n_cols`` for a tensor of ``shape``: the elements of a row of the first dimension."""
     return prod(shape[1:]) if len(shape) > 1 else prod(shape)

@@ -46,7 +46,7 @@ class Extension(msgspec.Struct, omit_defaults=True):
 
 @preload
 class Header(msgspec.Struct):
-    """A header, which ``parse`` checks."""
+    """The JSON header of a file. ``parse`` returns only checked ones."""
 
     parent_hash: str
     strategy: str
@@ -140,7 +140,7 @@ def _check(entry: Entry, version: int, location: str) -> None:
 
 
 def _check_references(entry: Entry, location: str) -> None:
-    """Raise an error for arrays that share a record, or whose record belongs to another field.
+    """Raise an error if arrays share a record, or if a record has the name of another field.
 
     ``deltatensors.read_wdelta`` finds arrays by the names of their fields and ignores references.
     """

@@ -60,7 +60,7 @@ BY_CODEC = {row.codec: row for row in STRATEGIES.values()}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The location of an array.
+    """The location of an array in the file.
 
     ``dtype`` is the type of the array's part. ``stored`` is the NumPy type in the file if it differs from ``dtype``.
     """

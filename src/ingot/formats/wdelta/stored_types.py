@@ -36,7 +36,9 @@ def dtype_of(spelling: str) -> Dtype | None:
 
 
 def part_dtype(field: str, stored: Dtype) -> str | None:
-    """Return the type of the part for an array of a field; None if the field cannot have this type."""
+    """Return the type of the part that stores the array of ``field``; None if the format does not allow ``stored``
+    there.
+    """
     if field in _CODES:
         return "u8" if stored == np.uint8 else None
     if field in _INDICES:

@@ -29,7 +29,7 @@ Spans = Mapping[str, Mapping[str, Span]]
 
 
 class _Head:
-    """A reader of the fields of one head, which refuses invalid fields by rule."""
+    """Reads the fields of one record's head in order; an invalid field is an error with the field's rule."""
 
     def __init__(self, data: bytes, location: str) -> None:
         self._data = data
@@ -37,7 +37,7 @@ class _Head:
         self.position = 0
 
     def number(self, code: str) -> int:
-        """Return the next little-endian number."""
+        """Return the next little-endian number of the type ``code`` (of the module ``struct``)."""
         number_struct = _NUMBERS[code]
         value: int = number_struct.unpack(self._bytes(number_struct.size))[0]
         return value
@@ -122,7 +122,7 @@ def _longest_name(names: Iterable[str]) -> int:
 
 
 def _records_of(entry: Entry) -> dict[str, str]:
-    """Return the fields of a tensor by the possible names of their records: the field's name, and its reference."""
+    """Return for each name that a record of the tensor may have (field or reference) the field that it contains."""
     fields = STRATEGIES[entry.strategy].fields
     return {entry.record_of(field): field for field in fields} | {field: field for field in fields}
 
@@ -149,7 +149,10 @@ def _guessed_heads(start: int, end: int, entries: Mapping[str, Entry]) -> list[i
 
 
 def _usual_count(entry: Entry) -> int:
-    """Return the number of differences that a writer keeps for a sparsity: at least one, unless the tensor is empty."""
+    """Return the number of differences that writers store for the entry's sparsity.
+
+    This is at least one, unless the tensor is empty.
+    """
     share = entry.sparsity or 0.0
     return min(entry.size, max(1, int(entry.size * (1.0 - share)))) if 0 <= share <= 1 else 0
 

@@ -28,7 +28,7 @@ UNKNOWN = "0" * 64
 
 @dataclass(slots=True)
 class _Blob:
-    """An array: its encoded head, the offset of its data, and the length of its data."""
+    """An array to be written: the encoded head of its record, and the offset and length of its data."""
 
     head: bytes
     offset: int

@@ -1,4 +1,8 @@
-"""Manifests in columns, which native code decodes and checks together; objects are built on access."""
+"""The manifest of a ``.zt`` as columns: native code decodes each field of all tensors into one array.
+
+Checks run on the arrays of all tensors together. An ``Object`` is built only for a tensor that is accessed. Manifests
+that the native code does not support are parsed by ``formats.zt.manifest``.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ _SPARSE = (CsrLayout.codec, CooLayout.codec)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Columns of all parts, grouped by object; -1 for an absent value."""
+    """The fields of all parts of a manifest, one column per field, in the order of tensors; -1 for an absent value."""
 
     dtype: Column
     type: Column
@@ -67,7 +71,7 @@ class Parts:
 
     @property
     def offsets(self) -> Array:
-        """Offset of each part."""
+        """The offset of each part's stored bytes in the file."""
         return numbers(self.offset.first)
 
     @property
@@ -78,7 +82,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The decoded fields of all tensors of a manifest, with checked types."""
+    """The fields of all tensors of a manifest, one column per field; their types were checked."""
 
     data: bytes
     rows: Mapping[str, int]
@@ -102,7 +106,9 @@ class Columns:
         return DenseColumns.of_parts((self.data, self.rows, self.shape), starts, simple, columns)
 
     def suspects(self) -> list[str]:
-        """Return the names of the objects that may break a rule of ``check_object``; all others are valid."""
+        """Return the names of the tensors that ``check_object`` must check; the columns prove that all others are
+        valid.
+        """
         names = [*self.rows]
         return [names[row] for row in np.flatnonzero(self._suspect_objects())]
 
@@ -133,7 +139,7 @@ class Columns:
         )
 
     def _suspect_objects(self) -> Flags:
-        """Return which objects need a detailed check."""
+        """Return for each tensor whether ``check_object`` must check it."""
         counts = numbers(self.shape.third)
         starts = numbers(self.components.first)
         suspects = (counts <= 0) | (counts > _MAX_ELEMENTS)
@@ -149,7 +155,9 @@ class Columns:
         return suspects
 
     def _has(self, role: str, starts: Array, count: int) -> Flags:
-        """Return which objects have a part with the given role."""
+        """Return for each of ``count`` tensors whether it has a part ``role``; ``starts`` are the indices of first
+        parts.
+        """
         has = np.zeros(count, bool)
         if role in self.components.texts:
             code = self.components.texts.index(role)
@@ -158,7 +166,9 @@ class Columns:
         return has
 
     def _suspect_parts(self, home: Array) -> Flags:
-        """Return which parts need a detailed check; ``home`` are the rows of their objects."""
+        """Return for each part whether its tensor must be checked by ``check_object``; ``home`` are the rows of the
+        tensors.
+        """
         parts = self.parts
         lengths = self.parts.lengths
         items = map_texts(parts.dtype, ITEM_BYTES, 0)
@@ -178,7 +188,7 @@ class Columns:
         return result
 
     def _has_valid_type(self) -> Flags:
-        """Return which parts have a logical type that fits their storage type."""
+        """Return for each part whether its logical type exists and has the part's storage type."""
         types, dtypes = self.parts.type, self.parts.dtype
         fits = np.array(
             [[text in DTYPES and DTYPES[text].storage == stored for stored in dtypes.texts] for text in types.texts]
@@ -190,7 +200,10 @@ class Columns:
 
 
 def decode(data: bytes, file: str) -> tuple[Manifest, Columns] | None:
-    """Return a manifest without its objects, and their columns; None if the manifest needs the detailed parser."""
+    """Return a manifest without its tensors, and the columns of its tensors.
+
+    None if the native code does not support the manifest; ``formats.zt.manifest.parse`` must read it then.
+    """
     table = cbor_table(data, _OBJECT, "objects", max_depth=cbor.MAX_DEPTH, max_items=cbor.MAX_ITEMS)
     if table is None:
         return None

@@ -65,7 +65,7 @@ class _Rewriter:
         self.out += self._data[self._position :]
 
     def item(self, depth: int) -> None:
-        """Rewrite the next item."""
+        """Append the next CBOR item, rewritten, to the output."""
         start = self._position
         tag = None
         major, argument = self._head()

@@ -72,7 +72,7 @@ class Component(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes after decoding."""
+        """The number of bytes after decoding."""
         return self.length if self.encoding == "raw" else self.uncompressed_length or 0
 
 
@@ -88,7 +88,7 @@ class Object(msgspec.Struct, frozen=True, gc=False):
 
 @preload
 class Manifest(msgspec.Struct, frozen=True, gc=False):
-    """The root of the manifest.
+    """The root map of a decoded manifest.
 
     ``ingot_digest`` is an extension of Ingot: the digest of the manifest (``core.parsing.manifest_digest``).
     """
@@ -194,7 +194,7 @@ def describe(spec: TensorSpec, attributes: Mapping[str, Any], blobs: Iterable[Bl
 
 
 class Entries:
-    """The entries of a manifest, encoded one after the other, because objects would take ten times the memory."""
+    """The encoded entries of a manifest, appended one after the other; objects would take ten times the memory."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -212,14 +212,17 @@ def entry_size(entry: Mapping[str, Any]) -> int:
 
 
 def _pairs(entries: Mapping[str, Any]) -> bytes:
-    """Return the encoded pairs of a small map, checked for the nesting depth that they have in the root."""
+    """Return the encoded pairs of a small map.
+
+    The nesting depth is checked as at the place that they get in the root.
+    """
     return cbor.dumps([entries])[2:]
 
 
 def frame(count: int, metadata: Mapping[str, Any], digest: str | None) -> tuple[bytes, bytes]:
-    """Return the encoded manifest before and after ``count`` entries.
+    """Return the bytes of an encoded manifest before its ``count`` entries, and the bytes after them.
 
-    If a digest is requested, the encoding contains a placeholder for it.
+    If a digest is requested, the bytes contain a placeholder for it.
     """
     root: dict[str, Any] = {"version": VERSION}
     if metadata:

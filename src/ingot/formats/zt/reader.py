@@ -108,7 +108,7 @@ def _parse_in_detail(data: bytes, file: str) -> tuple[Manifest, None, list[tuple
 def _check_objects(
     file: str, manifest: Manifest, columns: Columns | None, end: int
 ) -> tuple[Mapping[str, Object], int]:
-    """Check every tensor; return the objects, and the number of parts that share a blob with another part."""
+    """Check all tensors; return their objects by name, and the number of parts whose blob another part has too."""
     if columns is None:
         check_objects(file, manifest.objects)
         return manifest.objects, check_blobs(file, manifest.objects, end)
@@ -201,7 +201,7 @@ def tensors_of(
 
 
 def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:
-    """Yield notes on encodings that the document does not define."""
+    """Yield a note (rule and message) on each encoding of parts that the zTensor document does not define."""
     if columns is not None:
         unknown = unknown_texts(columns.parts.encoding, ENCODINGS)
     else:
@@ -211,7 +211,7 @@ def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, s
 
 
 def _remarks(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:
-    """Yield remarks on valid but unusual properties."""
+    """Yield remarks (rule and message) on another minor version, and on unknown logical types."""
     if manifest.version.split(".")[:2] != VERSION.split(".")[:2]:
         yield "zt.version-minor", f"written to zTensor {manifest.version}, read as {VERSION}"
     if columns is not None:

@@ -52,7 +52,7 @@ def check_objects(file: str, objects: Mapping[str, Object]) -> None:
 
 
 def is_simple_object(obj: Object) -> bool:
-    """Return whether this is a valid dense tensor in one raw part without a logical type."""
+    """Return whether ``obj`` is a valid dense tensor in one raw part without a logical type."""
     part = obj.components.get("data")
     return (
         part is not None

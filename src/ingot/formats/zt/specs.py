@@ -44,7 +44,7 @@ def check_spec(spec: TensorSpec) -> None:
 
 
 def is_plain(spec: TensorSpec) -> bool:
-    """Return whether this is a valid dense tensor in one raw part, like most of 100,000 tensors."""
+    """Return whether ``spec`` is a valid dense tensor in one raw part: a fast check, which most tensors pass."""
     if len(spec.parts) != 1 or spec.codec != DenseLayout.codec or spec.params:
         return False
     part = spec.parts[0]
@@ -87,7 +87,7 @@ def _check_parts(spec: TensorSpec) -> None:
 
 
 def _placeholder_length(part: PartSpec) -> int:
-    """Return the length of a part, or the smallest length that the rules permit if it is unknown."""
+    """Return a part's length; if it is unknown, the smallest length that the rules permit."""
     if part.length is not None:
         return part.length
     return 0 if part.encoding == "raw" else (part.uncompressed_length or 0) // MAX_ZSTD_RATIO + 1
@@ -147,7 +147,7 @@ def file_size(specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digest: 
 
 
 def _entry_bytes(spec: TensorSpec, tail: int, digest: str | None, placeholder: str | None) -> tuple[int, int]:
-    """Return the size of an encoded entry without its name in bytes, and the tail after the tensor's parts."""
+    """Return the bytes of a tensor's encoded entry without its name, and the end of its parts in the file."""
     parts, open_ended = spec.parts, any(part.length is None for part in spec.parts)
     ordered: Sequence[int] = range(len(parts))
     if open_ended:

@@ -245,7 +245,7 @@ class ZtWriter(FormatWriter):
         self._entries.add(spec.name, entry)
 
     def _has_chunks(self, blob: Blob) -> bool:
-        """Return whether the chunk digests of a part of an earlier run have the expected total length."""
+        """Return whether the chunk digests of a part that an earlier run wrote have the expected length."""
         return len(blob.chunks or b"") == len(stand_in(self._digest, blob.length) or b"")
 
     def _reserve(self) -> int:
@@ -260,7 +260,7 @@ class ZtWriter(FormatWriter):
         return offset
 
     def _settle(self) -> None:
-        """Move the tail after the part that streamed, and append the buffered parts."""
+        """Append the buffered parts of the tensor to the file, and move the tail after the last part."""
         for role in [role for role, blob in self._blobs.items() if blob.spec.length is None]:
             blob = self._blobs[role]
             if blob.offset is None:

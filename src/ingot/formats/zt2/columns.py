@@ -1,4 +1,7 @@
-"""Manifests in columns, which native code decodes and checks together; objects are built on access."""
+"""The manifest of a container of version 2 as columns: native code decodes each field of all tensors into one array.
+
+Checks run on the arrays of all tensors together. An ``Object`` is built only for a tensor that is accessed.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ _BITS = {stored: DTYPES[name].bits for stored, name in LOGICAL_TYPES.items()}
 
 
 class PartColumns(NamedTuple):
-    """Columns of all parts, grouped by object; -1 for an absent value."""
+    """The fields of all parts of a manifest, one column per field, in the order of tensors; -1 for an absent value."""
 
     blob: Column
     type: Column
@@ -66,7 +69,7 @@ class PartColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The decoded fields of all tensors of a manifest, with checked types."""
+    """The fields of all tensors of a manifest, one column per field; their types were checked."""
 
     data: bytes
     rows: Mapping[str, int]
@@ -87,7 +90,9 @@ class Columns:
         return DenseColumns.of_parts((self.data, self.rows, self.shape), starts, simple, columns)
 
     def suspects(self) -> list[str]:
-        """Return the names of the objects that may break a rule of ``check_object``; all others are valid."""
+        """Return the names of the tensors that ``check_object`` must check; the columns prove that all others are
+        valid.
+        """
         names = [*self.rows]
         return [names[row] for row in np.flatnonzero(self._suspects(names))]
 
@@ -117,7 +122,10 @@ class Columns:
         )
 
     def _suspects(self, names: list[str]) -> Flags:
-        """Return which objects need a detailed check: all except dense tensors in one raw part of the right size."""
+        """Return for each tensor whether ``check_object`` must check it.
+
+        It need not for a dense tensor in one raw part of the right size.
+        """
         starts = numbers(self.roles.first)
         parts = self.parts
         counts = numbers(self.shape.third)
@@ -134,9 +142,8 @@ class Columns:
         return suspects
 
     def _bytes(self, counts: Array, indices: Array) -> Array:
-        """Return the number of bytes of ``counts`` elements, by the types of the parts at ``indices``.
-
-        It is -1 for a part that needs a detailed check.
+        """Return the bytes that ``counts`` elements of the parts at ``indices`` take; -1 for a part to be checked in
+        detail.
         """
         parts = self.parts
         items = map_texts(parts.dtype, ITEM_BYTES, 0)[indices] * 8

@@ -22,7 +22,11 @@ RULE = "zt2.zero-point"
 
 @dataclass(frozen=True, slots=True)
 class ConvertedPart:
-    """A part converted from a stored part: the stored role, the type and size of the result, and the conversion."""
+    """The conversion of a stored part into a part of a codec.
+
+    ``stored`` is the role of the stored part, ``dtype``, ``type`` and ``nbytes`` describe the result, and ``make``
+    converts the bytes.
+    """
 
     stored: str
     dtype: str
@@ -31,8 +35,9 @@ class ConvertedPart:
     type: str | None = None
 
     def part(self, stored: Part) -> Part:
-        """Return the part; at the first access, the stored bytes are verified by their digest and converted
-        together."""
+        """Return the converted part; at its first access, the bytes of ``stored`` are verified by their digest and
+        converted.
+        """
         source = ConvertedSource(lambda: self._read(stored), self.nbytes, stored.source.name, stored.digest)
         return Part(self.dtype, self.nbytes, source, type=self.type, where=stored.where, occupies=stored.length)
 

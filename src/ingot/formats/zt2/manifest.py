@@ -37,7 +37,7 @@ class Blob(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes after decoding."""
+        """The number of bytes after decoding."""
         return self.blob[1] if self.decoded_length is msgspec.UNSET else self.decoded_length
 
 
@@ -61,7 +61,7 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
 
 @preload
 class Manifest(msgspec.Struct, frozen=True, gc=False):
-    """The root of the manifest."""
+    """The root map of a decoded manifest."""
 
     objects: Mapping[str, Object]
     attributes: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET

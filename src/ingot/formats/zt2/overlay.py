@@ -31,7 +31,7 @@ class BaseLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Base:
-    """A file to which an overlay refers, and the files to which this file itself refers.
+    """The file to which an overlay refers, with the files that this file itself refers to.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Base:
 
 
 class OpenBase:
-    """A base that is open while an overlay is written; a file is opened when the first of its blobs is compared."""
+    """A base whose files are open while an overlay is written; each is opened when its first blob is compared."""
 
     def __init__(self, base: Base) -> None:
         self._base = base
@@ -72,11 +72,13 @@ class OpenBase:
         self._sums: dict[tuple[BaseLocation, int], str] = {}
 
     def candidates(self, length: int, crc: str) -> list[BaseLocation]:
-        """Return the locations of blobs with this length and CRC-32C."""
+        """Return the locations of the base's blobs with this length and CRC-32C, which may equal a part of the
+        overlay.
+        """
         return [location for location in self._base.locations.get(length, ()) if self._sum(location, length) == crc]
 
     def has(self, location: BaseLocation, length: int) -> bool:
-        """Return whether a blob of this length has this location."""
+        """Return whether the base has a blob of ``length`` bytes at ``location``."""
         return location in self._base.locations.get(length, ())
 
     def read(self, location: BaseLocation, start: int, length: int) -> bytes:
@@ -86,9 +88,9 @@ class OpenBase:
         return bytes(data)
 
     def table(self, shards: set[str]) -> dict[str, Any]:
-        """Return the table's entries for these shards.
+        """Return the entries (size and digest) of the overlay's table for ``shards``.
 
-        If the base file itself is one of the shards, it is read to compute its digest.
+        If the base file itself is one of them, it is read to compute its digest.
         """
         return {name: {"size": entry.size, "digest": entry.digest} for name in shards for entry in [self._entry(name)]}
 
@@ -99,7 +101,7 @@ class OpenBase:
         return Shard(source.size, digest_of_range(source, 0, source.size, self._base.algorithm))
 
     def close(self) -> None:
-        """Close all open files."""
+        """Close all files of the base that were opened."""
         for source in self._sources.values():
             source.close()
         self._sources.clear()

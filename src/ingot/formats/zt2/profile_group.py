@@ -124,10 +124,10 @@ def _check_scales(location: str, obj: Object, group: int, axis: int) -> None:
 
 
 def _counts(obj: Object, group: int, axis: int) -> set[int]:
-    """Return the possible numbers of scales.
+    """Return the numbers of scales that the document allows for a tensor.
 
-    For tensors without groups, the document contradicts itself: its text requires one scale per index along the axis,
-    but its formula one scale per element.
+    Without groups the document contradicts itself: its text requires one scale per index along the axis, but its
+    formula one scale per element.
     """
     if group:
         return {prod(obj.shape) // group}
@@ -175,7 +175,7 @@ def read_group(obj: Object) -> StoredForm | None:
 
 
 def _signed(obj: Object, per_word: int, point: Mapping[str, Any]) -> bool | None:
-    """Return whether codes are signed; None if that is ambiguous.
+    """Return whether the codes of ``obj`` are signed, ``per_word`` of them in a word; None if that is ambiguous.
 
     Codes that fill a signed word are signed. If several codes share a signed word, a zero point shows that they are
     unsigned; without one it is ambiguous.
@@ -188,7 +188,10 @@ def _signed(obj: Object, per_word: int, point: Mapping[str, Any]) -> bool | None
 
 
 def _scales(obj: Object, scale_form: str, converted: dict[str, ConvertedPart]) -> str | None:
-    """Return the type of scales in the codec: the stored type, or f32 for exponents and small floats."""
+    """Return the type of scales that the codec gets: the stored type, or f32 for exponents and small floats.
+
+    A conversion is added to ``converted``. None if the codec supports no such scales.
+    """
     part = obj.parts["scales"]
     dtype, type_ = types_from_file(part.dtype, optional_value(part.type))
     if type_ is None and dtype in SCALE_DTYPES:
@@ -234,7 +237,7 @@ def _packing(shape: Shape, bits: int, order: str, word: str) -> str | None:
 
 
 def _convert_codes(obj: Object, bits: int, word: str, converted: dict[str, ConvertedPart]) -> str:
-    """Return the packing of codes that are converted from words whose first code is in the high bits."""
+    """Add to ``converted`` the conversion of codes whose first code is in a word's high bits; return their packing."""
     width = ITEM_BYTES[word]
     nbytes = obj.parts["data"].nbytes or 0
     if obj.shape[-1] * bits % 8 == 0:
@@ -246,7 +249,10 @@ def _convert_codes(obj: Object, bits: int, word: str, converted: dict[str, Conve
 
 
 def _zero(obj: Object, layout: AffineLayout, converted: dict[str, ConvertedPart]) -> Zero | None:
-    """Return the type of zero points; None if they cannot be converted to floats."""
+    """Return the zero points of the layout; None if they cannot be converted to floats.
+
+    A conversion is added to ``converted``.
+    """
     point = (optional_value(obj.attributes) or {})["zero_point"]
     if point["form"] == "none":
         return NO_ZERO
@@ -338,7 +344,9 @@ def _layout_of(spec: TensorSpec) -> AffineLayout | None:
 
 
 def _group_and_axis(grid: Grid, shape: Shape) -> tuple[int, int] | None:
-    """Return the number of elements of a group, and its axis; None if the grid has no single axis."""
+    """Return the number of elements that share a scale, and the axis of the group; None if the grid has no
+    single axis.
+    """
     if grid == ROW:
         return shape[-1], len(shape) - 1
     if isinstance(grid, Group):

@@ -59,7 +59,7 @@ def read_csr(obj: Object) -> dict[str, Any]:
 
 
 def read_coo(obj: Object) -> dict[str, Any]:
-    """Return the codec's attributes; the profile has none."""
+    """Return the attributes of the COO codec: those of the object, because the profile defines none."""
     return dict(optional_value(obj.attributes) or {})
 
 
@@ -143,7 +143,7 @@ def write_gguf(spec: TensorSpec) -> WrittenForm:
 
 
 def check_mx(location: str, obj: Object) -> None:
-    """Check the elements, and an exponent for each block along an axis."""
+    """Check the parts of a tensor of small floats that share an exponent in blocks along an axis."""
     require_parts(location, obj, {"data", "scales"})
     data = obj.parts["data"]
     scales = obj.parts["scales"]
@@ -221,7 +221,7 @@ _NAMESPACED = re.compile(r"[^./]+\..+/[0-9]+", re.DOTALL).fullmatch
 
 
 class Profile(NamedTuple):
-    """A profile of the registry: its metadata rules, and its conversion from and to the forms of a codec.
+    """A layout profile of the registry: the rules of its metadata, and its conversions from and to a codec.
 
     ``read`` returns None if no codec can express the object. ``write`` returns None if the profile cannot express the
     tensor; ``codec`` is the only codec that it accepts.
@@ -283,7 +283,7 @@ def check_profile(location: str, obj: Object) -> None:
 
 
 def stored_form(obj: Object) -> StoredForm:
-    """Return the description of a valid object as a codec of Ingot."""
+    """Return the codec, attributes and parts as which Ingot reads the valid ``obj``."""
     attributes = obj.attributes if isinstance(obj.attributes, dict) else {}
     if obj.layout == DenseLayout.codec:
         return StoredForm(DenseLayout.codec, attributes)

@@ -191,7 +191,9 @@ def _check_digest(digest: str, location: str) -> None:
 
 
 class _Ranges(NamedTuple):
-    """The byte ranges of all parts: indices of files, offsets, lengths. ``objects`` resolve the names of parts."""
+    """The byte ranges of all parts: indices of files, offsets, lengths. ``objects`` are the tensors that the parts
+    belong to.
+    """
 
     objects: Mapping[str, Object]
     files: Array
@@ -204,7 +206,10 @@ class _Ranges(NamedTuple):
 
 
 def _ranges_of(objects: Mapping[str, Object], indices: Mapping[str | None, int]) -> _Ranges:
-    """Return the byte ranges of parts; -1 is the index of a file that is not in ``indices``."""
+    """Return the byte ranges of the parts of ``objects``, with the file index that ``indices`` has for their shard.
+
+    The index is -1 for a shard that is not in ``indices``.
+    """
     if isinstance(objects, Objects):
         parts = objects.columns.parts
         named = {name: index for name, index in indices.items() if name is not None}

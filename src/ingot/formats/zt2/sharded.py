@@ -35,10 +35,10 @@ class EntriesSize(NamedTuple):
 
 
 class _Extent(NamedTuple):
-    """The space that a tensor takes.
+    """The bytes that a tensor adds to a file and its manifest.
 
-    It is given by the number of bytes of the tensor's entry without name and offsets, the offsets of the tensor's
-    parts, and the end of the last part.
+    ``nbytes`` is the size of its manifest entry without name and offsets. ``begins`` are the offsets of its parts, and
+    ``end`` is the end of the last part.
     """
 
     nbytes: int
@@ -81,14 +81,14 @@ def _extent(spec: TensorSpec, digest: str | None, shard: str | None) -> _Extent:
 
 
 def _name_bytes(name: str) -> int:
-    """Return the number of bytes that encode a name in CBOR; raises the errors of ``cbor.dumps``."""
+    """Return the number of bytes that ``name`` takes in CBOR; raises the errors of ``cbor.dumps``."""
     return len(name) + _number_bytes(len(name)) if name.isascii() else len(cbor.dumps(name))
 
 
 def _number_bytes(number: int) -> int:
-    """Return the number of bytes that encode an integer in CBOR; raises the errors of ``cbor.dumps``.
+    """Return the number of bytes that the integer ``number`` takes in CBOR; raises the errors of ``cbor.dumps``.
 
-    The number is the same for the head of a text of ``number`` bytes.
+    The head of a text of ``number`` bytes takes as many.
     """
     if number < 1 << 32:
         return 1 if number < 24 else 2 if number < 1 << 8 else 3 if number < 1 << 16 else 5
@@ -146,7 +146,9 @@ def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest:
 
 
 def _algorithm(digest: str | None) -> str:
-    """Return the digest algorithm of a complete shard, which always has a digest."""
+    """Return the algorithm of the digest of complete shards, which exists even if ``digest``, that of parts, is
+    None.
+    """
     return ALGORITHMS[digest] or "xxh3"
 
 

@@ -82,7 +82,9 @@ class _Finder:
 
     @cached_property
     def _required(self) -> dict[str, set[_StoredPart]]:
-        """The parts that are referred to, by shard; computed only if a file's name does not identify it."""
+        """The parts in each shard to which the manifest refers, computed only if a file's name does not identify the
+        shard.
+        """
         required: dict[str, set[_StoredPart]] = {shard: set() for shard in self._shards}
         for blob in _blobs(self._manifest):
             if optional_value(blob.shard) in required:
@@ -129,7 +131,9 @@ class _Finder:
         ]
 
     def _has(self, candidate: str, required: Set[_StoredPart]) -> bool:
-        """Return whether a file's own manifest contains all these parts, each of which has a digest."""
+        """Return whether the manifest of the file ``candidate`` lists all parts in ``required``, each with its
+        digest.
+        """
         if not required or any(part.digest is None for part in required):
             return False
         if candidate not in self._contents:
@@ -153,7 +157,7 @@ class _Finder:
 
 
 class _StoredPart(NamedTuple):
-    """The byte range of a part, and its encoding, decoded length and digest, as a manifest states them."""
+    """The byte range, encoding, decoded length and digest of a part, by which two manifests are compared."""
 
     byte_range: tuple[int, int]
     encoding: str | None

@@ -50,7 +50,10 @@ def why_unsupported(spec: TensorSpec) -> str | None:
 
 
 def breaks_no_rule(name: str) -> bool:
-    """Return whether a tensor's name is certainly valid; false if it needs a detailed check."""
+    """Return whether a tensor's name is certainly valid.
+
+    False means that ``check_names`` must decide.
+    """
     return 0 < 4 * len(name) <= MAX_NAME and "\0" not in name and (name.isascii() or utf8_bytes(name) > 0)
 
 
@@ -60,7 +63,7 @@ def is_simple(spec: TensorSpec) -> bool:
 
 
 def is_dense_raw(spec: TensorSpec) -> bool:
-    """Return whether this is a dense tensor of a storage type in one raw part; it is valid if its name is valid."""
+    """Return whether ``spec`` is a dense tensor of a storage type in one raw part; it is valid if its name is valid."""
     return spec.dtype in ITEM_BYTES and is_plain(spec)
 
 
@@ -95,7 +98,7 @@ def written_form(spec: TensorSpec) -> WrittenForm:
 
 
 def _reads_equal(spec: TensorSpec, written: WrittenForm) -> bool:
-    """Return whether a reader would read the same tensor from ``written``; raises the errors of the reader."""
+    """Return whether a reader would get the tensor ``spec`` back from ``written``; raises the reader's errors."""
     entry = describe(
         spec, written, {part.role: PartLocation(CANONICAL, _placeholder_length(part)) for part in spec.parts}
     )

@@ -325,7 +325,7 @@ class Zt2Writer(FormatWriter):
         return PartLocation(location.offset, length, digest, location.shard)
 
     def _add_blob(self, offset: int, length: int, crc: str) -> None:
-        """Count a blob that stays at its offset."""
+        """Record a blob that stays at its offset; a new one moves the file's tail."""
         if self._blobs.add(length, crc, offset):
             self._tail = offset + length
 
@@ -369,7 +369,7 @@ class Zt2Writer(FormatWriter):
         return offset
 
     def _abandon(self, part: _Writing) -> None:
-        """Record the range of a part's bytes that belong to no blob, if they were written to the file."""
+        """Record the range of a part's bytes in the file that became unused, because an equal blob exists."""
         self._drop(part)
         if part.offset is not None and part.length:
             start, end = self._loose or (0, 0)

@@ -1,4 +1,7 @@
-"""The data of a page: tensors with errors, sums by layer and role, histograms, receipts, evaluations."""
+"""The contents of the page of ``ingot report``, collected from headers, samples and a comparison.
+
+They are the tensors with their errors, sums by layer and role, histograms, receipts, and results of evaluations.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class ReportSection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FilledSection:
-    """A section with its rows."""
+    """A section of the page by an extension, with its rows."""
 
     name: str
     title: str
@@ -66,7 +69,7 @@ REPORT_SECTIONS: Instances[ReportSection] = Instances(
 
 
 def fill_sections(checkpoint: Checkpoint, options: ReportOptions) -> list[FilledSection]:
-    """Return the sections of all extensions."""
+    """Return the sections of all extensions that have rows about ``checkpoint``."""
     filled = []
     for name, section in REPORT_SECTIONS.available():
         rows = section.rows(checkpoint, options)
@@ -81,7 +84,7 @@ _RULE = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tensor.
+    """A tensor in the page's table.
 
     ``error`` is the root of the sum of squared errors over the sum of squared values of A, ``changed`` the share of
     values that differ. These and ``cosine`` are None if nothing was compared, or if sums of squares over- or underflow.
@@ -104,7 +107,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Totals of the tensors of one layer (None: outside the layers) and one role.
+    """A cell of the heat map: totals of the tensors of one layer (None: outside the layers) and one role.
 
     ``squared`` is the sum of the squares of A's compared values.
     """
@@ -121,7 +124,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Results of `ingot eval` from a JSON file; None for missing ones."""
+    """The results of `ingot eval` in a JSON file; a field is None if the file lacks it."""
 
     file: str
     model: str
@@ -153,7 +156,7 @@ class PageData:
 
     @property
     def nbytes(self) -> int:
-        """The stored bytes of all tensors."""
+        """The number of stored bytes of all tensors."""
         return sum(row.nbytes for row in self.rows)
 
     @property
@@ -212,7 +215,10 @@ def collect_page_data(options: ReportOptions) -> PageData:
 
 @contextmanager
 def _open(options: ReportOptions) -> Iterator[tuple[Checkpoint | None, Checkpoint]]:
-    """Open the reference, None if there is only one checkpoint, and the checkpoint of the page."""
+    """Open the checkpoint of the page, and the reference, which is None if there is only one checkpoint.
+
+    Yields the reference first.
+    """
     if options.b is None:
         with open_checkpoint(options.a, io="pread", max_decompressed=options.max_decompressed) as subject:
             yield None, subject
@@ -246,7 +252,7 @@ def _row(tensor: Tensor, comparison: TensorComparison | None, action: str) -> Ro
 
 
 def _missing_row(comparison: TensorComparison) -> Row:
-    """Return the row of a tensor of A that B lacks."""
+    """Return the row for a tensor that A has and B lacks."""
     name = comparison.name
     return Row(name, layer_of(name), role_of(name), (), "", "", 0, 0.0, status=comparison.status)
 
@@ -327,7 +333,7 @@ def _receipt_rows(location: Location) -> Iterator[tuple[str, str]]:
 
 
 def _actions(location: Location) -> dict[str, str]:
-    """Return the actions of a conversion by tensor name, from the JSON of `ingot convert`."""
+    """Return the action of a conversion for each tensor name, from the JSON of `ingot convert`."""
     tensors = _json(location).get("tensors")
     if not isinstance(tensors, list) or not all(isinstance(item, dict) for item in tensors):
         raise FormatError(_RULE, "expected the output of `ingot convert --json`, with tensors", where=location.display)
@@ -350,7 +356,7 @@ def _score(location: Location) -> Score:
 
 
 def _prefix(data: dict[str, Any]) -> str:
-    """Return the text of the tokens that an evaluation declares as the beginning of each window."""
+    """Return the text of the tokens with which each window of an evaluation began, as its JSON states them."""
     tokens = data.get("window_prefix")
     if not isinstance(tokens, list):
         return "not stated"

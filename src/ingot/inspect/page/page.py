@@ -174,7 +174,7 @@ def _heat(values: Mapping[tuple[str, str], float], label: str, format_value: Cal
 
 
 def _layer_error(cells: Sequence[Cell], layer: int) -> float:
-    """Return the relative error over all tensors of a layer."""
+    """Return the relative error over all tensors of ``layer``, from the cells of its roles."""
     selected = [item for item in cells if item.layer == layer and item.error is not None]
     total = sum(item.squared for item in selected)
     mean = sum((item.error or 0.0) * (item.error or 0.0) * item.squared for item in selected) / total if total else 0.0

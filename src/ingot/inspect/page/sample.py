@@ -93,7 +93,7 @@ def _counts(values: Array, edge: float) -> list[int]:
 
 
 def _sample(tensor: Tensor) -> Array:
-    """Return at most ``_VALUES`` values in f64, from rows at equal distances."""
+    """Return at most ``_VALUES`` values of a tensor in f64, from rows at equal distances."""
     if not tensor.shape:
         return tensor.numpy("f32").reshape(-1).astype(np.float64)
     rows = tensor.shape[0]
@@ -108,7 +108,7 @@ def _sample(tensor: Tensor) -> Array:
 
 
 def _levels(tensor: Tensor) -> tuple[list[float], int]:
-    """Return the different values at the beginning of the first row, and the number of values examined.
+    """Return the different values at the beginning of a tensor's first row, and the number of values examined.
 
     Examines a group of ``_RUN`` values, then the full row; ([], 0) if the values are too many for a grid of codes.
     """

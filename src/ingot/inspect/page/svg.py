@@ -108,7 +108,10 @@ def _squarify(amounts: Sequence[float], width: float, height: float) -> list[tup
 
 
 def _worst_ratio(largest: float, smallest: float, total: float, side: float) -> float:
-    """Return the largest aspect ratio of the rectangles of a strip with area ``total`` along ``side``."""
+    """Return the largest aspect ratio in a strip of rectangles along ``side`` that has the area ``total``.
+
+    ``largest`` and ``smallest`` are the areas of two of its rectangles.
+    """
     return max(side * side * largest / (total * total), total * total / (side * side * max(smallest, 1e-12)))
 
 
@@ -191,7 +194,7 @@ def _outline(counts: Sequence[int], max_count: int, width: float, height: float)
 
 
 def dots(series: Mapping[str, float], label: str, mark: float | None = None) -> str:
-    """Return a line with a dot for each name, in their order; ``mark`` is the value of a horizontal reference line."""
+    """Return a chart with a dot for each name of ``series``; ``mark`` is the value of a horizontal reference line."""
     values = [*series.values(), *([] if mark is None else [mark])]
     low = min(values)
     high = max(values)

@@ -128,7 +128,9 @@ class AffineLayout:
 
     @property
     def rounds_products(self) -> bool:
-        """Whether ``s * q`` in the type of scales and offsets is rounded before ``z`` is added."""
+        """Whether ``s * q`` is rounded to the type of scales before the offset ``z`` is added, as runtimes that use it
+        do.
+        """
         return self.offset and self.scales != "f32"
 
     @property
@@ -158,7 +160,7 @@ class AffineLayout:
 
     @property
     def granularity(self) -> str:
-        """The name of the grid in attributes."""
+        """The name of ``grid`` in the attribute ``granularity``: ``group``, ``row``, ``tensor`` or ``blocks``."""
         return {Group: "group", Row: "row", PerTensor: "tensor", Blocks: "blocks"}[type(self.grid)]
 
     @property
@@ -168,7 +170,7 @@ class AffineLayout:
 
     @property
     def stream(self) -> bool:
-        """Whether the packing is one of Ingot's bit streams, not one of words."""
+        """Whether codes are packed as bit streams, not as the integer words of zTensor 1.2."""
         return self.packing in STREAMS
 
     @property
@@ -183,20 +185,20 @@ class AffineLayout:
         return -(2.0 ** (self.bits - 1)) if self.signed else 0.0
 
     def in_rows(self, cols: int) -> bool:
-        """Whether every row begins at a byte. ``flat_lsb`` equals ``rows_lsb`` if rows fill whole bytes."""
+        """Return whether every row begins at a byte. ``flat_lsb`` equals ``rows_lsb`` if rows fill whole bytes."""
         return self.packing != FLAT_LSB or cols * self.bits % 8 == 0
 
     def is_flat(self, shape: Shape) -> bool:
-        """Whether the codes are one bit stream, low bits first, without padding between rows."""
+        """Return whether the codes are one bit stream, low bits first, without padding between rows."""
         cols = self.matrix_of(shape)[1]
         return self.packing == FLAT_LSB or (self.packing == ROWS_LSB and cols * self.bits % 8 == 0)
 
     def packed_bytes(self, rows: int, cols: int) -> int:
-        """Return the bytes of ``packed_weight`` for a matrix of ``rows`` x ``cols``."""
+        """Return the number of bytes of ``packed_weight`` for a matrix of ``rows`` x ``cols``."""
         return rows * self.row_bytes(cols) if self.in_rows(cols) else -(-rows * cols * self.bits // 8)
 
     def row_bytes(self, cols: int) -> int:
-        """Return the bytes of a packed row that begins at a byte."""
+        """Return the number of bytes of a packed row that begins at a byte."""
         match = _WORDS.match(self.packing)
         if match:
             return -(-cols // int(match[1])) * int(match[3]) // 8

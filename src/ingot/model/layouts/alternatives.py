@@ -178,9 +178,10 @@ def _affine(layout: AffineLayout, tensor: LayoutSource) -> Iterator[Storable]:
 
 
 def _even_group(layout: AffineLayout, cols: int) -> Group | None:
-    """Return the largest group that divides a row and the layout's groups, if those do not divide a row.
+    """Return a smaller group for a layout whose groups do not divide a row; None if its groups divide the row.
 
-    None if these groups are so small that their scales need more space than their codes.
+    The result is the largest group that divides a row and the layout's groups. None also if this group is so small that
+    its scales need more space than its codes.
     """
     group = layout.group_size
     if group is None or cols <= group or cols % group == 0:
@@ -190,7 +191,7 @@ def _even_group(layout: AffineLayout, cols: int) -> Group | None:
 
 
 def _packed_ints(layout: AffineLayout, shape: Shape) -> Iterator[PackedIntLayout]:
-    """Yield the packed layouts of other tools for the integers of a layout."""
+    """Yield the packings of GPTQ, AWQ and other tools that can store the layout's integers, the most similar first."""
     if len(shape) != 2 or layout.offset or not isinstance(layout.grid, Group | Row):
         return
     for name, packing_form in sorted(
@@ -204,9 +205,9 @@ def _packed_ints(layout: AffineLayout, shape: Shape) -> Iterator[PackedIntLayout
 
 
 def _rows_of_packed_ints(layout: PackedIntLayout, tensor: LayoutSource) -> Iterator[Storable]:
-    """Yield the row-by-row layouts of packed integers, those with a constant zero point first.
+    """Yield the row-by-row layouts of the integers in ``layout``, those with a constant zero point first.
 
-    Groups that are not runs of columns have no such layout.
+    Groups that are not runs of columns have no row-by-row layout.
     """
     if layout.scattered:
         return
@@ -264,7 +265,7 @@ def _grids(layout: ScaledCodebookLayout, shape: Shape) -> Iterator[Grid]:
 
 
 def _compressed_rows(layout: CsrLayout) -> Iterator[CsrLayout]:
-    """Yield the layouts with ascending columns and with u64 indices."""
+    """Yield the alternatives of compressed sparse rows: with ascending columns, with u64 indices, or with both."""
     if layout.nnz is None or layout.dtype not in DTYPES:
         return
     for indices in dict.fromkeys((layout.indices, "u64")):
@@ -274,7 +275,7 @@ def _compressed_rows(layout: CsrLayout) -> Iterator[CsrLayout]:
 
 
 def _pruned(layout: BlocksLayout, tensor: LayoutSource) -> Iterator[BlocksLayout]:
-    """Yield the alternatives of the stored matrix, except wider types of dense values."""
+    """Yield layouts of a pruned matrix that differ in the layout of the stored matrix; none if that is dense."""
     if not isinstance(layout.inner, DenseLayout):
         stored = inner_source(tensor, layout.inner_shape(tensor.shape), layout.inner.codec, tensor.params)
         for inner in family_alternatives(layout.inner, stored):

@@ -92,9 +92,9 @@ class Storable(Layout, Protocol):
 
 
 def is_rows_first(layout: Layout) -> bool:
-    """Whether other containers should store the numbers row by row if they can, although they support this layout.
+    """Return whether containers that support ``layout`` should nevertheless store its numbers row by row if they can.
 
-    The class states it as ``rows_first``. It is set for layouts of files of other programs.
+    The class states it as ``rows_first``. It is set for packings of other programs.
     """
     return bool(getattr(layout, "rows_first", False))
 
@@ -113,7 +113,7 @@ class OtherLayout:
 
 @dataclass(frozen=True, slots=True)
 class TensorInLayout:
-    """The description of a tensor in another layout than the stored one."""
+    """A ``LayoutSource`` of a tensor in a layout that differs from the stored one."""
 
     name: str
     shape: Shape

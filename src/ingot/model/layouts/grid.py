@@ -93,7 +93,7 @@ def scale_dims(layout: AffineLayout, shape: Shape) -> Shape | None:
 
 
 def _dims_of_run(shape: Shape, run: int) -> Shape | None:
-    """Return the scale shape in which every ``run`` consecutive elements share one."""
+    """Return the shape of scales of which each serves ``run`` consecutive elements; None if no such shape exists."""
     dims = [1] * len(shape)
     remaining = run
     for axis in range(len(shape) - 1, -1, -1):

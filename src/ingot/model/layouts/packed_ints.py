@@ -148,7 +148,7 @@ class PackedIntLayout:
 
     @property
     def packing_form(self) -> PackingForm:
-        """The details of the packing."""
+        """The properties of ``packing``, from ``PACKING_FORMS``."""
         return PACKING_FORMS[self.packing]
 
     @property
@@ -183,7 +183,7 @@ class PackedIntLayout:
 
     @property
     def points(self) -> str:
-        """Storage type of ``zeros``."""
+        """The storage type of the part ``zeros``."""
         return self.integers if self.packing_form.zeros in (None, INTEGERS) else self.scales
 
     @property
@@ -203,7 +203,10 @@ class PackedIntLayout:
         return 1 if self.group is None else -(-cols // self.group)
 
     def lines(self, shape: Shape) -> tuple[int, int]:
-        """Return the number and the length of the rows of codes of a stacked packing."""
+        """Return the number and the length of the lines that a stacked packing distributes over words.
+
+        A line is the codes of a group; for ``HQQ_COLUMNS``, the codes with the same position in their groups.
+        """
         rows, cols = matrix_shape(shape)
         if self.packing == HQQ_COLUMNS:
             deep = self.group or max(rows, 1)
@@ -248,7 +251,9 @@ class PackedIntLayout:
         return (groups, word_count(rows, self.bits)) if self.transposed else (word_count(rows, self.bits), groups)
 
     def _padded(self, cols: int) -> int:
-        """Return the words of a row's zero points with AutoAWQ's padding (``calculate_zeros_width``)."""
+        """Return the number of words for the zero points of a row, with AutoAWQ's padding
+        (``calculate_zeros_width``).
+        """
         multiple = {32: 4, 64: 2}.get(self.group or cols, 1)
         return -(-word_count(self.groups(cols), 4) // multiple) * multiple
 

@@ -75,7 +75,7 @@ class PaletteLayout:
         return (*shape[:axis], shape[axis] // self.vector_size, *shape[axis + 1 :])
 
     def index_bytes(self, shape: Shape) -> int:
-        """Return the bytes of ``indices``, which are one bit stream."""
+        """Return the number of bytes of ``indices``, which are one bit stream."""
         return -(-prod(self.index_shape(shape)) * self.bits // 8)
 
     def codebook_shape(self) -> tuple[int, int, int]:

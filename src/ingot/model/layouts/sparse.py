@@ -151,7 +151,7 @@ class MaskLayout:
         return -matrix_shape(shape)[1] % WORD if self.aligned else 0
 
     def mask_length(self, shape: Shape) -> int:
-        """Return the bytes of the mask."""
+        """Return the number of bytes of the part ``mask`` for a tensor of ``shape``."""
         rows, cols = matrix_shape(shape)
         return -(-rows * (cols + self.padding(shape)) // 8)
 
@@ -269,7 +269,9 @@ class BlocksLayout:
 
 
 def stored_shape(matrix: tuple[int, int], axis: int, kept_channels: int | None) -> tuple[int, int]:
-    """Return the shape of a stored matrix: ``kept_channels`` along ``axis``; the full matrix if None."""
+    """Return the shape of a stored matrix: ``kept_channels`` along ``axis``; ``matrix`` if ``kept_channels`` is
+    None.
+    """
     rows, cols = matrix
     if kept_channels is None:
         return rows, cols

@@ -54,7 +54,7 @@ LAYOUTS: Registry[_Family] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """The inner tensor of a layout that wraps another layout."""
+    """The attributes of an inner tensor, from which the layout within another layout is read."""
 
     name: str
     shape: Shape
@@ -81,7 +81,10 @@ def layout_of(tensor: LayoutSource) -> Layout:
 
 
 def inner_source(tensor: LayoutSource, shape: Shape, codec: str, params: Mapping[str, Any]) -> LayoutSource:
-    """Return the source of the inner layout of a tensor whose layout wraps another layout."""
+    """Return the attributes from which the inner layout of ``tensor`` is read.
+
+    ``shape``, ``codec`` and ``params`` are those of the inner tensor.
+    """
     return _Within(tensor.name, shape, tensor.dtype, codec, params, tensor.part_dtypes, tensor.part_nbytes)
 
 

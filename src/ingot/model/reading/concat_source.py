@@ -30,11 +30,11 @@ class RandomAccess(Protocol):
     """Random access to bytes that do not change, for several threads."""
 
     def readinto(self, start: int, out: memoryview) -> None:
-        """Fill ``out`` from byte ``start``."""
+        """Fill ``out`` with the bytes from offset ``start`` on."""
         ...
 
     def changed(self) -> bool:
-        """Whether the bytes were written to since they were opened."""
+        """Return whether the bytes were written to since they were opened."""
         ...
 
     def verify_sources(self) -> None:
@@ -42,12 +42,15 @@ class RandomAccess(Protocol):
         ...
 
     def release(self) -> None:
-        """Release caches."""
+        """Release cached bytes; later reads compute or read them again."""
         ...
 
 
 class _ForwardReader(Generic[R]):
-    """A sequential reader that serves ranges: it continues after the last range, or starts again for an earlier one."""
+    """A sequential reader that serves ranges by offset.
+
+    It continues after the last range, or begins a new pass if a range starts earlier.
+    """
 
     def __init__(self, begin: Callable[[], R], skip: Callable[[R, int], None]) -> None:
         self._begin = begin
@@ -56,7 +59,7 @@ class _ForwardReader(Generic[R]):
         self.position = 0
 
     def seek(self, start: int) -> R:
-        """Return the reader, positioned at ``start``."""
+        """Return a reader whose next byte is at ``start``."""
         if self._reader is None or start < self.position:
             self._reader = self._begin()
             self.position = 0
@@ -281,7 +284,7 @@ def verify_part(part: Part) -> None:
 
 
 def can_skip(tensor: Tensor) -> bool:
-    """Whether runs of a tensor can be read without reading what precedes them."""
+    """Return whether runs of a tensor can be read without reading what precedes them."""
     return tensor.decoder is not None and isinstance(tensor.decoder.reader(tensor), SkippingReader)
 
 

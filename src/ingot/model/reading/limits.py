@@ -119,7 +119,7 @@ def require_room(tensors: Iterable[StoredTensor], location: str, *, retyped: boo
 
 
 def decoded_bytes(tensor: StoredTensor) -> int:
-    """Return the bytes of a tensor's values, or of its parts after decompression if they are larger."""
+    """Return the number of bytes of a tensor's values, or of its parts after decompression if they are larger."""
     row = DTYPES.get(tensor.dtype)
     parts = 0
     for part in tensor.parts.values():

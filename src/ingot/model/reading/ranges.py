@@ -151,7 +151,7 @@ class HeaderSource:
             out.cast("B")[:] = window
 
     def has(self, offset: int, data: bytes) -> bool:
-        """Whether the source contains ``data`` at ``offset``. Raises the errors of the source."""
+        """Return whether the source contains ``data`` at ``offset``. Raises the errors of the source."""
         window = self._find(offset, len(data))
         return (self._fetch(offset, len(data)) if window is None else window) == data
 
@@ -271,7 +271,7 @@ class HeaderSource:
 
 
 def is_remote(source: ByteSource) -> bool:
-    """Whether each read of a source is a request to another machine."""
+    """Return whether each read of a source is a request to another machine."""
     return isinstance(source, RangedSource)
 
 

@@ -135,7 +135,7 @@ def skip_elements(reader: Reader, count: int, cols: int, dtype: np.dtype[Any]) -
 
 
 def _one_key_per_axis(shape: tuple[int, ...], index: Index) -> Sequence[Key]:
-    """Return one integer or slice per dimension."""
+    """Return ``index`` as one integer or slice per dimension; an ellipsis becomes full slices."""
     items = index if isinstance(index, tuple) else (index,)
     keys: list[Key] = [key for key in items if isinstance(key, int | slice | np.integer) and not isinstance(key, bool)]
     dots = sum(key is Ellipsis for key in items)

@@ -265,13 +265,17 @@ def derive_checkpoint(
 
 
 def _with_runs(tensor: Tensor) -> Tensor:
-    """Return the tensor in a layout whose runs have known positions, if its codec has such a layout."""
+    """Return ``tensor``, repacked on access into a layout in which runs of elements have known positions, if there is
+    one.
+    """
     converted = None if tensor.decoder is None else tensor.decoder.to_runs(tensor)
     return tensor if converted is None else converted
 
 
 def common_layout(origins: Sequence[Tensor], shape: tuple[int, ...]) -> RunLayout | None:
-    """Return the positions of runs in the parts of all origins; None if their bytes cannot form one tensor."""
+    """Return the layout of runs that all ``origins`` share; None if their stored bytes cannot form one tensor of
+    ``shape``.
+    """
     first = origins[0]
     if first.decoder is None:
         return None
@@ -292,7 +296,7 @@ def common_layout(origins: Sequence[Tensor], shape: tuple[int, ...]) -> RunLayou
 
 
 def _part(name: str, role: str, origins: Sequence[Tensor], runs: Array, layout: RunLayout) -> Part:
-    """Return one part of a tensor that is assembled from runs."""
+    """Return the part ``role`` of a tensor that is assembled from ``runs`` of elements of ``origins``."""
     part = origins[0].parts[role]
     width = layout.nbytes[role]
     if not width:

@@ -7,8 +7,10 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -18,19 +20,29 @@ from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.save import plan_tensors, write_tensors
 from ingot.core.border import require
+from ingot.core.files.atomic import require_disk
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.engine.journal import Journal, fingerprint
 from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.artifact import Artifact
+from ingot.model.calibration import Calibration, LayerResult, LayerResults, ProcessLayer
 from ingot.model.statistics import COUNT, MODEL_KEY, SAME, VERSION, VERSION_KEY, WINDOW_PREFIX, Statistics
 from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import LayerwiseModel, Settings
 from ingot.runtime.calibration.calibrate_passes import Passes
 from ingot.runtime.calibration.calibrate_plan import MemoryPlan, estimate, plan_memory
 from ingot.runtime.calibration.calibrate_work import Work
-from ingot.runtime.calibration.calibration import BUILT_IN, LENGTH, SAMPLES, SENTENCE, CalibrateOptions, CalibrateReport
+from ingot.runtime.calibration.calibration import (
+    BUILT_IN,
+    LENGTH,
+    SAMPLES,
+    SENTENCE,
+    CalibrateOptions,
+    CalibratePlan,
+    CalibrateReport,
+)
 from ingot.runtime.calibration.samples import SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, SEEDS, draw_samples, seeded
 from ingot.runtime.calibration.skeleton import MetaModel
 from ingot.runtime.evaluation.generate import positions, require_vocabulary
@@ -76,7 +88,9 @@ def spilled_cache(model: Any, length: int, scratch: Callable[[], BinaryIO]) -> C
 
 
 def _mapped(torch: Any, scratch: Callable[[], BinaryIO], states: Any, length: int) -> Any:
-    """Return an array for ``length`` tokens of these states, f32 [windows, heads, length, width], in a file."""
+    """Return an array in an unnamed file with the shape of ``states`` for ``length`` tokens: f32 [windows, heads,
+    length, width].
+    """
     shape = (*states.shape[:-2], length, states.shape[-1])
     with scratch() as file:
         return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
@@ -175,11 +189,45 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     )
 
 
-def statistics_of(
+@dataclass(frozen=True, slots=True)
+class ModelCalibration(Calibration):
+    """A calibration for a conversion without a statistics file; ``out`` and ``resume`` of the options are ignored."""
+
+    options: CalibrateOptions
+
+    def plan(self) -> CalibratePlan:
+        """Return the estimates for ``run_by_layers``, without the memory that rounding needs."""
+        with _subject(self.options) as subject:
+            return _planned(subject, self.options, by_layers=True)[2]
+
+    def collect(self) -> Statistics:
+        return collect_statistics(self.options)
+
+    def run_by_layers(
+        self, process: ProcessLayer, folder: str, *, resume: bool, identity: str, reserve: int
+    ) -> LayerResults:
+        options = replace(self.options, reserve=reserve)
+        with _subject(options) as subject:
+            key = fingerprint([subject.fingerprint(options)], {"identity": identity}, ())
+            journal = Journal(LocalTarget(folder), key)
+            try:
+                files = Path(folder) / "files"
+                files.mkdir(exist_ok=True)
+                work = Work(str(files), journal, resume=resume)
+                require_room = partial(require_disk, folder=Path(folder), location=folder)
+                collected = _collect(subject, options, work, None if resume else require_room, process)
+                subject.skeleton.checkpoint.require_unchanged()
+            finally:
+                journal.close()
+        statistics = Statistics.in_memory(collected.arrays, collected.metadata)
+        return LayerResults(statistics, collected.results)
+
+
+def calibration_of(
     model: AnyPath, *, max_ram: int | str | None = None, progress: ProgressCallback | None = None
-) -> Statistics:
-    """Return the statistics of a calibration over samples, for a conversion without a statistics file."""
-    return collect_statistics(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
+) -> ModelCalibration:
+    """Return a calibration over samples of the model, which has not run yet."""
+    return ModelCalibration(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
 
 
 def collect_statistics(options: CalibrateOptions) -> Statistics:
@@ -200,13 +248,14 @@ class _Collected:
     tokens: int
     passes: int
     unseen: tuple[str, ...]
+    results: Sequence[LayerResult] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """The model and its input: the tokens of a text, or None if the model reads samples that it generates.
+    """The model that is calibrated, and the tokens of its text.
 
-    ``prefix`` contains the tokens with which each window begins.
+    ``tokens`` is None if the model samples its text itself. ``prefix`` are the tokens with which each window begins.
     """
 
     skeleton: MetaModel
@@ -277,14 +326,27 @@ def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
     return options.length
 
 
-def _collect(subject: _Subject, options: CalibrateOptions, work: Work, require_room: Any) -> _Collected:
-    torch = require("torch", EXTRA)
+def _planned(
+    subject: _Subject, options: CalibrateOptions, *, by_layers: bool
+) -> tuple[LayerwiseModel, MemoryPlan, CalibratePlan]:
     model = LayerwiseModel(subject.skeleton, Settings(options.fisher, options.largest, options.seed))
     count = options.samples if subject.tokens is None else len(subject.tokens)
     memory_plan = plan_memory(model, options, (count, subject.length), sampling=subject.tokens is None)
+    plan = estimate(model, memory_plan, by_layers=by_layers)
+    return model, memory_plan, replace(plan, source=subject.source)
+
+
+def _collect(
+    subject: _Subject,
+    options: CalibrateOptions,
+    work: Work,
+    require_room: Any,
+    process: ProcessLayer | None = None,
+) -> _Collected:
+    torch = require("torch", EXTRA)
+    model, memory_plan, plan = _planned(subject, options, by_layers=process is not None)
     if memory_plan.in_memory:
         model.keep()
-    plan = estimate(model, memory_plan)
     if options.plan is not None:
         options.plan(plan)
     if require_room is not None:
@@ -294,7 +356,7 @@ def _collect(subject: _Subject, options: CalibrateOptions, work: Work, require_r
         tokens = subject.tokens
         if tokens is None:
             tokens = _samples(torch, model, memory_plan, [token.id for token in subject.prefix], work, progress)
-        passes = Passes(model, work, tokens, memory_plan.batch, memory_plan.moment_bytes, progress)
+        passes = Passes(model, work, tokens, memory_plan.batch, memory_plan.moment_bytes, progress, process)
         arrays = passes.run()
     metadata = {
         VERSION_KEY: VERSION,
@@ -310,7 +372,8 @@ def _collect(subject: _Subject, options: CalibrateOptions, work: Work, require_r
     }
     counts = {key.rpartition(":")[0]: int(array[0]) for key, array in arrays.items() if key.endswith(f":{COUNT}")}
     unseen = tuple(sorted(name for name, seen in counts.items() if not seen))
-    return _Collected(arrays, metadata, len(counts), tokens.numel(), max(passes.passes, 1), unseen)
+    results = passes.results()
+    return _Collected(arrays, metadata, len(counts), tokens.numel(), max(passes.passes, 1), unseen, results)
 
 
 def _digest(tokens: Any) -> str:

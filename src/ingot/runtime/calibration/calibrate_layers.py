@@ -20,7 +20,11 @@ Group = dict[str, MomentSpec]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of statistics: gradients (``fisher``), maximum size of a full moment, seed of labels, special tokens."""
+    """Settings of statistics.
+
+    ``fisher`` requests gradients, ``largest`` limits the size of a full moment, ``seed`` draws labels, and ``special``
+    are the special tokens.
+    """
 
     fisher: bool
     largest: int | None
@@ -85,7 +89,7 @@ class LayerwiseModel:
         self.skeleton.fill(ends)
 
     def calls(self, shape: tuple[int, int]) -> Sequence[Call]:
-        """Return the arguments of the layers for windows of this shape."""
+        """Return the arguments of each layer for windows of ``shape`` (windows, length)."""
         if shape not in self._calls:
             with self.torch.enable_grad():
                 zeros = self.torch.zeros(*shape, self.width).requires_grad_()
@@ -101,12 +105,12 @@ class LayerwiseModel:
             yield self.skeleton.model
 
     def moment_specs(self, layer: Layer) -> list[MomentSpec]:
-        """Return which moments are summed for each matrix of a loaded layer."""
+        """Return for each matrix of a loaded layer which moments are summed."""
         matrices = self.skeleton.matrices(layer).values()
         return [self._spec(matrix, self._cols(matrix)) for group in matrices for matrix in group]
 
     def shapes(self, layer: Layer) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return the shapes of a layer's matrices: of the matrices that all tokens use, and of the experts."""
+        """Return the shapes of a layer's matrices that all tokens use, and the shapes of its experts' matrices."""
         dense = []
         routed = []
         for tensor in {site.tensor.name: site.tensor for site in layer.sites}.values():
@@ -180,7 +184,7 @@ def _all_rows(site: Placeholder) -> MatrixRows:
 
 @contextmanager
 def _streamed(skeleton: MetaModel, layer: Layer) -> Iterator[None]:
-    """Load a layer whenever its forward runs in this context."""
+    """In this context, load the weights of a layer when its forward begins, and drop them when it ends."""
     original = layer.module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -197,7 +201,10 @@ def _streamed(skeleton: MetaModel, layer: Layer) -> Iterator[None]:
 def by_address(
     matrices: Mapping[int, Sequence[MatrixRows]], modules: Sequence[Any]
 ) -> dict[int, tuple[Any, Sequence[MatrixRows]]]:
-    """Return parameters with their matrices by the address of the parameter's memory."""
+    """Return the parameters of ``modules`` that contain matrices, by the address of the parameter's memory.
+
+    Each parameter comes with its matrices.
+    """
     addresses = {}
     for module in modules:
         for parameter in module.parameters():

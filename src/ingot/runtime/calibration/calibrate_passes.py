@@ -16,7 +16,9 @@ import numpy as np
 
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
-from ingot.model.statistics import COUNT, INPUTS, SQUARES
+from ingot.model.calibration import LayerResult, ProcessLayer
+from ingot.model.statistics import COUNT, INPUTS, SAME, SQUARES, Statistics
+from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import Group, LayerwiseModel, by_address, group_by_size
 from ingot.runtime.calibration.calibrate_work import Work, Writer
 from ingot.runtime.calibration.moments import (
@@ -33,11 +35,12 @@ from ingot.runtime.layers.bf16_products import bf16_product
 
 LOGITS = 1 << 24
 """Elements of the logits that are computed together. The value affects which labels are drawn."""
+_TIED_HEAD = "tied-head.statistics"
 
 
 @dataclass(slots=True)
 class Passes:
-    """All passes of one calibration.
+    """The passes of one calibration over all windows, which sum the moments of all matrices.
 
     Parameters
     ----------
@@ -50,6 +53,8 @@ class Passes:
         Returns the bytes that the moments of a layer may take.
     progress : Progress
         Counts tokens times layers.
+    process : callable, optional
+        Called with the statistics of each step, which are then deleted, except for vectors.
     """
 
     model: LayerwiseModel
@@ -58,6 +63,7 @@ class Passes:
     batch: int
     moment_bytes: Callable[[Layer], int]
     progress: Progress
+    process: ProcessLayer | None = None
     passes: int = field(default=0)
     same: dict[str, str] = field(default_factory=dict)
     """For matrices with shared inputs: the name of the matrix under which A is stored."""
@@ -69,7 +75,7 @@ class Passes:
         return self.model.settings.fisher
 
     def run(self) -> dict[str, Any]:
-        """Return all arrays by ``NAME:FIELD``, mapped from files."""
+        """Return all arrays by ``NAME:FIELD``, mapped from files; with ``process``, vectors alone."""
         count = len(self.model.layers)
         self._step("enter", 1, self._enter)
         for index in range(count):
@@ -82,10 +88,53 @@ class Passes:
         arrays: dict[str, Any] = {}
         for step in self._steps():
             record = self.work.finished(step)
-            if record is not None and record.get("index"):
+            if record is None or not record.get("index"):
+                continue
+            processed = self.work.finished(_processing(step))
+            if processed is not None:
+                arrays |= self.work.arrays(_vectors(step), processed["vectors"])
+            else:
                 arrays |= self.work.arrays(_statistics(step), record["index"])
                 self.same |= record.get("same", {})
         return arrays
+
+    def results(self) -> list[LayerResult]:
+        """Return what ``process`` returned for each step, and functions that read the arrays that it stored."""
+        results = []
+        for step in self._steps():
+            record = self.work.finished(_processing(step))
+            if record is not None:
+                arrays = {key: self._reader(_results(step), entry) for key, *entry in record["results"]}
+                results.append(LayerResult(record["record"], arrays))
+        return results
+
+    def _reader(self, file: str, entry: Sequence[Any]) -> Callable[[], Array]:
+        dtype, shape, offset = entry
+        return lambda: self.work.read(file, offset, tuple(shape), np.dtype(dtype))
+
+    def _process_statistics(self, step: str) -> None:
+        """Pass the statistics of a step to ``process``; then delete them, and keep the vectors and the result."""
+        record = self.work.finished(step)
+        if self.process is None or record is None or not record.get("index"):
+            return
+        if self.work.finished(_processing(step)) is not None:
+            return
+        arrays = self.work.arrays(_statistics(step), record["index"])
+        same = {f"{name}:{SAME}": same_as for name, same_as in record.get("same", {}).items()}
+        vectors = self.work.writer(_vectors(step))
+        for key, array in arrays.items():
+            if array.ndim == 1:
+                vectors.add(array, key)
+        results = self.work.writer(_results(step))
+        values = self.process(Statistics.in_memory(arrays, same), results.add)
+        self.work.finish(
+            _processing(step),
+            [vectors, results],
+            [_statistics(step)],
+            vectors=vectors.index,
+            results=results.index,
+            record=values,
+        )
 
     def _steps(self) -> list[str]:
         indices = range(len(self.model.layers))
@@ -103,6 +152,7 @@ class Passes:
             except InputsDivergedError:  # run the step again without sharing
                 self._share = False
                 compute()
+        self._process_statistics(name)
         self.progress.advance(weight * self.tokens.numel(), name)
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
@@ -157,7 +207,11 @@ class Passes:
         self._finish(f"forward {index}", written, [out], drop)
 
     def _leave(self) -> None:
-        """Run the modules after the layers; with gradients, draw labels and start the backward pass."""
+        """Run the modules after the layers and sum the moments of their matrices; with gradients, begin the backward
+        pass.
+
+        The labels for gradients are drawn here.
+        """
         torch = self.model.torch
         model = self.model
         count = len(self.model.layers)
@@ -176,12 +230,20 @@ class Passes:
                 gradient = self._ends(self._read(_inputs(count), first, len(tokens)))
                 if out is not None:
                     out.add(_plain(gradient))
-        weight = 0.0 if head is None else sums[head.name].weight * head.rows / self.tokens.numel()
+        files = [] if out is None else [out]
+        tied: dict[str, Any] = {}
+        if head is not None and self._sums_tied_embedding:
+            tied_head = sums.pop(head.name)
+            file = self.work.writer(_TIED_HEAD)
+            for key, array in tied_head.arrays(self.tokens.numel()).items():
+                file.add(array, key)
+            tied = {"tied_head": file.index, "head_weight": tied_head.weight * head.rows / self.tokens.numel()}
+            files.append(file)
         self._add(written, sums)
-        self._finish("leave", written, [] if out is None else [out], [_inputs(count)], head_weight=weight)
+        self._finish("leave", written, files, [_inputs(count)], **tied)
 
     def _ends(self, hidden: Any) -> Any:
-        """Return the gradients at the last layer's output for some windows."""
+        """Return the gradients of some windows at the output of the last layer, ``hidden``."""
         torch = self.model.torch
         model = self.model
         if model.head is None:
@@ -240,30 +302,35 @@ class Passes:
         if spec is not None and moment is not None:
             for key, array in self._embedding_arrays(spec, moment).items():
                 written.add(array, f"{spec.name}:{key}")
-        self._finish("begin", written, [], [_gradients(0)])
+        self._finish("begin", written, [], [_gradients(0), *([_TIED_HEAD] if self._sums_tied_embedding else [])])
+
+    @property
+    def _sums_tied_embedding(self) -> bool:
+        """Whether statistics of the head wait for those of the embedding, which is the same tensor."""
+        head = self.model.head_spec()
+        embedding = self.model.embedding_spec() if self.fisher else None
+        return head is not None and embedding is not None and head.name == embedding.name
 
     def _embedding_arrays(self, spec: MomentSpec, moment: Moment) -> dict[str, Any]:
         """Return the statistics of the embedding by field.
 
-        The head's A of a tied embedding is added after division of the gradients by the head's weight.
+        If the head is tied, they are those of the head; the gradients, divided by the head's weight, are added to A.
         """
         scale = self.model.embedding_scale(self.tokens[:1])
         total = moment.mean(self.tokens.numel() / scale**2)
         if not np.isfinite(total.diagonal()).all():
             raise IntegrityError("calibrate.value", "expected finite gradients, found NaN or infinity", where=spec.name)
         record = self.work.finished("leave")
-        index = [] if record is None else record["index"]
-        for key, array in self.work.arrays(_statistics("leave"), index).items():
-            if key == f"{spec.name}:{INPUTS}":
-                assert record is not None
-                return {INPUTS: array + total / np.float32(record["head_weight"] or 1)}
+        if record is not None and "tied_head" in record:
+            head = self.work.arrays(_TIED_HEAD, record["tied_head"])
+            return {**head, INPUTS: head[INPUTS] + total / np.float32(record["head_weight"] or 1)}
         return {INPUTS: total, SQUARES: total.diagonal().copy(), COUNT: np.array([self.tokens.numel()], np.int64)}
 
     def _sums(self, group: Group) -> dict[str, Sums]:
         return {name: Sums(self.model.torch, item, fisher=self.fisher) for name, item in group.items()}
 
     def _listening(self, matrices: Mapping[int, Any], sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
-        """Return a context that sums moments of a layer's matrices."""
+        """Return a context in which the moments of a layer's matrices are added to ``sums``."""
         if not sums:
             return nullcontext()
         product = None if self.fisher else bf16_product(self.model.torch)
@@ -324,3 +391,15 @@ def _gradients(index: int) -> str:
 
 def _statistics(step: str) -> str:
     return f"{step.replace(' ', '-')}.statistics"
+
+
+def _vectors(step: str) -> str:
+    return f"{step.replace(' ', '-')}.vectors"
+
+
+def _results(step: str) -> str:
+    return f"{step.replace(' ', '-')}.results"
+
+
+def _processing(step: str) -> str:
+    return f"process {step}"

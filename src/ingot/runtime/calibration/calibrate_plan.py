@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ _TIMES = 3
 _LOGITS_TIMES = 6  # logits, their softmax and its logarithm, random numbers, gradients
 _TOP = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CALLS = 500  # small operations and calls of Python that a layer takes for a step, in time of one small product
+_REPEATS = 5
 _SIDE = 1024  # size of the matrices that measure the processor's speed
 
 
@@ -54,7 +57,7 @@ class MemoryPlan:
 
     @property
     def work(self) -> int:
-        """Units of progress; ``plan_memory`` sets them from the number of layers."""
+        """The total of the progress: tokens times the weight that ``plan_memory`` derives from the number of layers."""
         return self.tokens * self._weight
 
     _weight: int = 1
@@ -70,7 +73,7 @@ def plan_memory(
     """Return the plan for a calibration in the available memory. Raises ``calibrate.ram`` if memory is too small."""
     skeleton, (windows, length) = model.skeleton, shape
     ceiling = available_ram() // 2 if options.max_ram is None else parse_size(options.max_ram) - anonymous_in_use()
-    free = ceiling - RESERVE
+    free = ceiling - RESERVE - options.reserve
     # While weights are merged, memory holds them twice.
     largest = max(skeleton.nbytes(layer) * (2 if layer.merged else 1) for layer in model.layers)
     ends = {id(site.tensor): 4 * site.tensor.size for site in (model.embedding, model.head) if site is not None}
@@ -108,8 +111,11 @@ def plan_memory(
     )
 
 
-def estimate(model: LayerwiseModel, memory_plan: MemoryPlan) -> CalibratePlan:
-    """Return estimates for a calibration, from short measurements of reading and computing."""
+def estimate(model: LayerwiseModel, memory_plan: MemoryPlan, *, by_layers: bool = False) -> CalibratePlan:
+    """Return estimates for a calibration, from short measurements of reading and computing.
+
+    ``by_layers``: the statistics of a layer are deleted before those of the next are summed.
+    """
     skeleton = model.skeleton
     fisher = model.settings.fisher
     layer = model.layers[0]
@@ -124,12 +130,15 @@ def estimate(model: LayerwiseModel, memory_plan: MemoryPlan) -> CalibratePlan:
     halves = memory_plan.sums // 4  # the moments are symmetric: half of each is computed
     operations = memory_plan.tokens * (2 * products + halves)
     reads = (memory_plan.length - 1 if memory_plan.sampling else 0) + 1 + int(fisher)
-    seconds = operations / _speed(model.torch) + (0 if memory_plan.in_memory else reads * all_weights * loading)
+    steps = (memory_plan.length - 1) * -(-memory_plan.windows // BATCH) if memory_plan.sampling else 0
+    steps += -(-memory_plan.windows // memory_plan.batch) * (3 if fisher else 1)
+    calls = steps * len(model.layers) * _step_seconds(model.torch)
+    seconds = calls + operations / _speed(model.torch) + (0 if memory_plan.in_memory else reads * all_weights * loading)
     count = len(model.layers)
     hidden = 4 * memory_plan.tokens * model.width
     activations = ((count + 1) if fisher else 2) * hidden + (2 * hidden if fisher else 0)
     cache = _cached(model, min(memory_plan.windows, BATCH), memory_plan.length) if memory_plan.spilled else 0
-    size = memory_plan.sums
+    size = max((sum(model.sizes(item)) for item in model.layers), default=0) if by_layers else memory_plan.sums
     return CalibratePlan(
         seconds=seconds,
         memory=memory_plan.weights
@@ -144,19 +153,33 @@ def estimate(model: LayerwiseModel, memory_plan: MemoryPlan) -> CalibratePlan:
 
 
 def _speed(torch: Any) -> float:
-    """Return operations per second, measured on a product similar to those of a calibration."""
+    """Return operations per second, the best of several products similar to those of a calibration."""
     first = torch.ones(_SIDE // 4, _SIDE)
     second = torch.ones(_SIDE, _SIDE)
-    first @ second
-    started = time.perf_counter()
-    first @ second
-    return float(2 * first.numel() * _SIDE / max(time.perf_counter() - started, 1e-6))
+    return float(2 * first.numel() * _SIDE / _shortest(lambda: first @ second))
+
+
+def _step_seconds(torch: Any) -> float:
+    """Return the seconds that a layer takes for one token besides its products: the calls of many small operations."""
+    values = torch.ones(_BATCH, 64)
+    return _CALLS * _shortest(lambda: values * values)
+
+
+def _shortest(call: Callable[[], Any]) -> float:
+    """Return the seconds of a call: the shortest of several, after one that is not measured."""
+    call()
+    seconds = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return max(min(seconds), 1e-7)
 
 
 def _active(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> int:
-    """Return the sum of rows + columns over the matrices that a token uses in a layer.
+    """Return the sum of rows + columns over the matrices of a layer that one token uses.
 
-    If ``products`` is set, return the sum of rows * columns.
+    With ``products`` it is the sum of rows * columns.
     """
     dense, routed = model.shapes(layer)
     share = _share(model.skeleton.model.config)
@@ -165,7 +188,7 @@ def _active(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> i
 
 
 def _share(config: Any) -> float:
-    """Return the share of experts that a token uses."""
+    """Return the share of a layer's experts that one token uses, according to ``config``."""
     text = config.get_text_config()
     top, count = (
         next((getattr(text, key) for key in keys if getattr(text, key, None)), 0) for keys in (_TOP, _EXPERTS)
@@ -179,7 +202,7 @@ def _heads(model: LayerwiseModel) -> int:
 
 
 def _cached(model: LayerwiseModel, windows: int, length: int) -> int:
-    """Return the number of bytes of keys and values of all layers."""
+    """Return the number of bytes of keys and values of all layers for ``windows`` sequences of ``length`` tokens."""
     text = model.skeleton.model.config.get_text_config()
     heads = _heads(model)
     key_heads = getattr(text, "num_key_value_heads", None)

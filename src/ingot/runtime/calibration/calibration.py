@@ -28,17 +28,30 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class CalibratePlan:
-    """Estimates for a calibration: seconds, bytes of memory and disk during the run, bytes of the result, and the
-    number of times that the model's layers are read."""
+    """Estimates for a calibration.
+
+    Attributes
+    ----------
+    seconds : float
+    memory, disk : int
+        Bytes of memory and disk that are in use at most during the run.
+    size : int
+        Bytes of the statistics that exist together: of all layers, or of one if they are used layer by layer.
+    reads : int
+        How many times the model's layers are read.
+    source : str
+        The input of the model: a text, or samples of its own.
+    """
 
     seconds: float
     memory: int
     disk: int
     size: int
     reads: int
+    source: str = ""
 
     def describe(self) -> str:
-        """Return the estimates as text."""
+        """Return the estimates as text for a report."""
         hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
         long = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
         memory, disk, size = (format_size(count) for count in (self.memory, self.disk, self.size))
@@ -88,6 +101,9 @@ class CalibrateOptions:
     resume: bool = field(default=False, metadata=RESUME)
     overwrite: bool = field(default=False, metadata=OVERWRITE)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
+    reserve: int = field(
+        default=0, metadata=about("Bytes of memory that the caller needs during the calibration.", command=False)
+    )
     plan: Callable[[CalibratePlan], None] | None = field(
         default=None, metadata=about("Called with the estimates before the run.", command=False)
     )
@@ -110,7 +126,7 @@ class CalibrateReport(Reportable):
     resumed: int = 0
 
     def report(self) -> Report:
-        """Return the figures and notes."""
+        """Return a report with the figures and notes."""
         text = "{matrices} matrices over {tokens} tokens of {source}: {out}, {size}, {seconds} s"
         lines = [Line(text)]
         if self.window_prefix:

@@ -26,7 +26,7 @@ _TOKENS = 512  # tokens that are processed together, to limit memory
 
 @dataclass(frozen=True, slots=True)
 class MomentSpec:
-    """The moments that are summed for a matrix: A if ``inputs`` is set, G if ``outputs`` is set."""
+    """The size of a matrix, and which of its second moments are summed: A if ``inputs``, G if ``outputs`` is set."""
 
     name: str
     rows: int
@@ -60,7 +60,7 @@ class Moment:
 
     @property
     def diagonal(self) -> Array:
-        """The diagonal: f64 [size]."""
+        """The diagonal of the summed moment: f64 [size]."""
         return self._sum.diagonal().astype(np.float64)
 
     def mean(self, count: float) -> Array:
@@ -78,7 +78,10 @@ class InputsDivergedError(Exception):
 
 
 class Inputs:
-    """Sums over the inputs of a matrix, or of several matrices that multiply the same inputs."""
+    """Sums over the inputs of a matrix: their moment, squares, values and largest magnitudes, and the number of tokens.
+
+    Several matrices that multiply the same inputs share one object.
+    """
 
     def __init__(self, torch: Any, cols: int, moment: Moment | None) -> None:
         self._torch = torch
@@ -88,7 +91,7 @@ class Inputs:
         self.count = 0
 
     def add(self, inputs: Any) -> None:
-        """Add inputs: f32 [tokens, cols]."""
+        """Add the inputs of a batch of tokens, f32 [tokens, cols], to the sums."""
         if not len(inputs):
             return
         for batch in inputs.split(_TOKENS):
@@ -148,7 +151,7 @@ class Sums:
 
     @property
     def same(self) -> str | None:
-        """The name of the matrix under which A is stored, if it is shared."""
+        """The name of the matrix whose A is also that of this matrix, because both have the same inputs; else None."""
         summed = self.spec.inputs and not self._fisher
         return self.leader.spec.name if summed and self.leader is not None and self._count else None
 
@@ -171,7 +174,9 @@ class Sums:
         self._inputs.add(inputs)
 
     def back(self, inputs: Any, gradients: Any) -> None:
-        """Add a batch to A and G; ``gradients`` are the gradients of the matrix's outputs, f32 [tokens, rows]."""
+        """Add a batch to A and G: ``inputs`` f32 [tokens, cols], and the gradients of the outputs, f32 [tokens,
+        rows].
+        """
         weights = gradients.square().mean(1)
         self.weight += float(weights.sum(dtype=self._torch.float64))
         if self.spec.inputs:
@@ -258,7 +263,7 @@ def record_products(
 
 
 class _LatestInputs:
-    """The inputs of the latest product, and the first matrix that multiplied these inputs."""
+    """Detects that consecutive products have the same inputs: the latest inputs, and the first matrix that got them."""
 
     def __init__(self) -> None:
         self._tensor: Callable[[], Any] = lambda: None
@@ -266,7 +271,10 @@ class _LatestInputs:
         self._first: Sums | None = None
 
     def leader(self, inputs: Any, sums: Sums) -> Sums | None:
-        """Return the first matrix that multiplied these inputs, if the latest product had the same inputs."""
+        """Return the sums of the first matrix that multiplied ``inputs``, if the latest product had the same inputs.
+
+        Otherwise record ``sums`` as those of the first matrix, and return None.
+        """
         if self._first is not None and self._tensor() is inputs and self._version == inputs._version:
             return None if self._first is sums else self._first
         self._tensor, self._version, self._first = weakref.ref(inputs), inputs._version, sums
@@ -276,7 +284,7 @@ class _LatestInputs:
 def _matrices_of(
     matrices: Mapping[int, tuple[Any, Sequence[MatrixRows]]], sums: Mapping[str, Sums], weight: Any
 ) -> Iterator[tuple[MatrixRows, Sums]]:
-    """Yield the requested matrices that a weight contains."""
+    """Yield the matrices, with their sums, that ``weight`` contains, the operand of a product."""
     entry = matrices.get(weight.untyped_storage().data_ptr())
     if entry is None:
         return

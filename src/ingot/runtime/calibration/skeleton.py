@@ -28,7 +28,7 @@ from ingot.runtime.loading.transformers_weights import Loading, materialize, mer
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
-    """Rows of a parameter that are a matrix of the checkpoint; ``name`` is its name in statistics."""
+    """A matrix of the checkpoint that is a range of rows of a parameter; ``name`` is its name in statistics."""
 
     name: str
     expert: int | None
@@ -38,7 +38,9 @@ class MatrixRows:
 
 @dataclass(slots=True)
 class Layer:
-    """A layer of the model: its path, its placeholders, and the names of the tensors that transformers merges."""
+    """A layer of the model: its path and module, its placeholders, and the names of tensors that transformers
+    merges.
+    """
 
     path: str
     module: Any
@@ -124,7 +126,7 @@ class MetaModel:
         return list(layers.values())
 
     def fill(self, sites: Sequence[Placeholder]) -> None:
-        """Decode the tensors of placeholders permanently; shared parameters stay shared."""
+        """Decode the tensors of ``sites`` (placeholders) permanently; shared parameters stay shared."""
         self._require(_nbytes({site.tensor.name: site.tensor for site in sites}))
         parameters: dict[int, Any] = {}
         for site in sites:
@@ -202,7 +204,7 @@ class MetaModel:
         return matrices
 
     def _merged_matrices(self, layer: Layer, path: str, parameter: Any) -> list[MatrixRows]:
-        """Return the matrices that transformers merged into a parameter, according to transformers' table.
+        """Return the matrices of the checkpoint that transformers merged into ``parameter``, by transformers' table.
 
         Return no matrices if the parameter's values differ from the matrices' values.
         """
@@ -250,7 +252,10 @@ def _nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _converters(config: Any) -> list[tuple[list[re.Pattern[str]], list[str]]]:
-    """Return transformers' table: patterns of stored names, with the number as a group, and patterns of parameters."""
+    """Return transformers' rules for merging tensors of a model, which ``config`` selects.
+
+    Each rule has the patterns of stored names, with the expert's number as a group, and the patterns of parameters.
+    """
     conversion = require("transformers.conversion_mapping", EXTRA)
     model_types = {getattr(part, "model_type", None) for part in (config, getattr(config, "text_config", None))}
     converters = []

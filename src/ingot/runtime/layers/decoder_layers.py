@@ -1,7 +1,7 @@
-"""Decoder layers of transformers models that compute in native code, one or two calls per layer, if their packed layers
-multiply x in 8 bits (``spec/loading.md``, "Layers in native calls").
+"""Decoder layers of transformers models that run in native code, one or two calls per layer.
 
-Importing this module needs torch and transformers (``core.border.require`` names the extra).
+This applies to layers whose packed matrices are multiplied by x in 8 bits (``spec/loading.md``, "Layers in native
+calls"). Importing this module needs torch and transformers (``core.border.require`` names the extra).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _PLAIN: Any = DynamicLayer
 
 
 class PreallocatedCache:
-    """Keys and values [sequences, heads, capacity, width], of which the first ``used`` tokens are valid.
+    """Memory for the keys and values of a cache layer, with room for more tokens.
 
-    The tensors of a cache layer are views of these arrays. Valid tokens are never overwritten. If two cache layers
-    share the memory, as copies of a cache do, the first to append uses it. When the second layer appends, its tokens
-    are already followed by other tokens, so it copies its tokens to new memory.
+    Keys and values are [sequences, heads, capacity, width]; the first ``used`` tokens are valid. The tensors of a cache
+    layer are views of these arrays. Valid tokens are never overwritten. If two cache layers share the memory, as copies
+    of a cache do, the first to append uses it. When the second layer appends, its tokens are already followed by other
+    tokens, so it copies its tokens to new memory.
     """
 
     __slots__ = ("keys", "used", "values")
@@ -68,7 +69,10 @@ class PreallocatedCache:
 
 
 def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append keys and values to layer ``index``; return all keys and values of the layer, as ``cache.update`` does."""
+    """Append keys and values to layer ``index`` of ``cache``; return all keys and values of the layer.
+
+    The result is that of ``cache.update``; tokens are copied less often.
+    """
     layer = layer_of(cache, index)
     preallocated = (
         preallocated_cache(layer, keys.shape, keys.dtype)
@@ -85,7 +89,10 @@ def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> 
 
 
 def layer_of(cache: Any, index: int) -> Any:
-    """Return layer ``index`` of transformers' own cache; None for another cache, or if the layer does not exist yet."""
+    """Return layer ``index`` of a cache of transformers' class ``DynamicCache``.
+
+    None for another cache, or if the layer does not exist yet.
+    """
     if type(cache) is not DynamicCache or getattr(cache, "offloading", False) or index >= len(cache.layers):
         return None
     return cache.layers[index]
@@ -159,7 +166,7 @@ def _is_supported(cls: type) -> bool:
 
 @cache
 def _native_class(base: type) -> type:
-    """Return the subclass of a layer class that computes in native calls; it has the same name."""
+    """Return a subclass of the layer class ``base`` that computes in native calls and has the same name."""
     return type(
         base.__name__, (InNativeCalls, base), {"__module__": base.__module__, "__qualname__": base.__qualname__}
     )
@@ -171,10 +178,10 @@ def _blank(base: type) -> Any:
 
 
 class _NativeState:
-    """The native layer (``layer``, or None if it cannot be built), and the state from which it was built.
+    """The native form of a decoder layer, and the parts of the layer from which it was built.
 
-    Other code may replace a part of a model or its ``forward``, add hooks, or set ``data``. Comparing the state detects
-    all of these.
+    ``layer`` is None if no native form can be built. Other code may replace a part of a model or its ``forward``, add
+    hooks, or set ``data``; ``is_current`` detects all of these.
     """
 
     __slots__ = (
@@ -267,14 +274,18 @@ class InNativeCalls:
         return self._compute(built, hidden_states, **kwargs)
 
     def built(self) -> DecoderLayer | None:
-        """Return the native layer for the present parts of the layer; None if it cannot be built."""
+        """Return the native form of the layer, built again if a part of the layer changed; None if it cannot be
+        built.
+        """
         built = self._built
         if built is None or not built.is_current():
             built = self._built = _NativeState(self)
         return built.layer
 
     def _plain(self, x: torch.Tensor, kwargs: dict[str, Any]) -> bool:
-        """Return whether a call is an inference on the CPU in the layer's dtype."""
+        """Return whether native code may compute a call: inference on the CPU, in the layer's dtype, with usual
+        arguments.
+        """
         layer: Any = self
         angles = kwargs.get("position_embeddings")
         return (
@@ -347,10 +358,11 @@ class InNativeCalls:
 
 
 def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return attention of the last queries [sequences, heads, queries, width], each over the keys up to its position.
+    """Return the attention of each of the last queries over the keys up to its position.
 
-    Several heads share a head of keys [sequences, heads of keys, tokens, width]. The result is
-    [sequences, queries, heads, width]; the result of a query does not depend on the other queries.
+    Queries are [sequences, heads, queries, width]. Several heads share a head of keys [sequences, heads of keys,
+    tokens, width]. The result is [sequences, queries, heads, width]; the result of a query does not depend on the other
+    queries.
     """
     sequences, heads, queries, width = query.shape
     shared = key.shape[1]
@@ -371,7 +383,10 @@ def attend_each(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sca
 
 
 def _heads(states: torch.Tensor) -> Any:
-    """Return an array [heads of all sequences, capacity in tokens, width] of the tokens and the memory after them."""
+    """Return keys or values as an array [heads of all sequences, capacity in tokens, width].
+
+    If the tensor is a view of preallocated memory, the array includes the memory after its tokens.
+    """
     sequences, shared, tokens, width = states.shape
     capacity = states.stride(1) // width
     if states.stride() == (shared * capacity * width, capacity * width, width, 1) and capacity >= tokens:
@@ -388,13 +403,20 @@ def _uses_sdpa(attention: Any) -> bool:
 
 
 def _same_types(query: Any, key: Any, value: Any) -> bool:
-    """Return whether a cache returned keys and values as plain tensors in the dtype of the queries."""
+    """Return whether ``key`` and ``value`` are plain tensors of one shape, in the dtype of ``query``.
+
+    Caches other than transformers' own may return other objects.
+    """
     plain = type(key) is type(value) is torch.Tensor and key.dtype == value.dtype == query.dtype
     return plain and key.shape == value.shape
 
 
 def _is_causal_tail(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
-    """Return whether there are few queries, at the end, and each sees all keys up to its position."""
+    """Return whether native attention supports a call.
+
+    There are few queries, they are the last tokens, each sees all keys up to its position, and heads have a suitable
+    width.
+    """
     queries, width = query.shape[2:]
     if (
         queries > MAX_SINGLE_QUERIES
@@ -408,7 +430,9 @@ def _is_causal_tail(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
 
 
 def _is_causal(mask: Any, queries: int, tokens: int) -> bool:
-    """Return whether a mask hides only later tokens."""
+    """Return whether ``mask`` lets each of the last ``queries`` tokens see all keys up to its position, and no later
+    ones.
+    """
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape[-2:] != (queries, tokens):
         return False
     return bool(torch.all(mask == mask.new_ones(queries, tokens).tril(tokens - queries)))
@@ -423,13 +447,13 @@ def _has_original_forward(module: Any) -> bool:
 
 
 def _defines_forward(cls: Any) -> bool:
-    """Return whether a module class still has the forward of its own module."""
+    """Return whether a module class has the forward that its own module defines, not one that other code has set."""
     is_own: bool = cls.forward.__module__ == cls.__module__
     return is_own
 
 
 def _rounds(linear: Any) -> bool:
-    """Return whether a layer multiplies x in 8 bits with the kernels of the affine family."""
+    """Return whether ``linear`` is a packed layer on the CPU that multiplies x in 8 bits with the affine kernels."""
     packed = isinstance(linear, PackedLinear) and linear.rounding and linear.packed.is_cpu
     return packed and isinstance(linear.matrix, PackedMatrix) and linear.matrix.rounds
 
@@ -475,7 +499,7 @@ def _agrees(layer: Any) -> bool:
 
 
 def _bits(values: torch.Tensor) -> Any:
-    """Return an array over the same memory, f16 and bf16 as u16; a copy if the values are not contiguous."""
+    """Return ``values`` as a NumPy array, f16 and bf16 as u16; a copy if they are not contiguous."""
     if not values.is_contiguous():
         values = values.contiguous()
     return values.numpy() if values.dtype == torch.float32 else values.view(torch.uint16).numpy()

@@ -45,7 +45,7 @@ def decode_rows(params: AffineLayout, cols: int, packed: Any, scales: Any, zeros
 
 
 def _codes(packed: Any, cols: int, params: AffineLayout) -> Any:
-    """Return codes [n, cols], one per byte, from packed [n, row bytes]."""
+    """Unpack rows of codes: [n, row bytes] to [n, cols], one code per byte."""
     torch = require("torch", "torch")
     if params.bits == 8:
         return packed[:, :cols]
@@ -60,7 +60,7 @@ def _codes(packed: Any, cols: int, params: AffineLayout) -> Any:
 
 
 def _integers(codes: Any, params: AffineLayout) -> Any:
-    """Return the integers for codes, as f32."""
+    """Return the integers that codes stand for, as f32; signed codes are in two's complement."""
     torch = require("torch", "torch")
     if not params.signed:
         return codes.to(torch.float32)
@@ -91,9 +91,10 @@ _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloa
 
 @contextmanager
 def rows_alone() -> Iterator[None]:
-    """Make packed layers compute up to 64 rows on this thread with the kernel for one row, so that bits match.
+    """Make packed layers on this thread compute up to 64 rows by the kernel for one row.
 
-    Without this context, another kernel computes more than a few rows, and adds in another order.
+    So a row has the same bits as alone. Without this context, another kernel computes more than a few rows, and adds in
+    another order.
     """
     _rows.alone = True
     try:
@@ -109,7 +110,10 @@ def has_kernels(device: torch.device) -> bool:
 
 @dataclass(slots=True)
 class _Parts:
-    """The parts of a matrix as tensors; ``scales`` and ``zeros`` are integers of the scale's size."""
+    """The parts of a packed matrix as torch tensors.
+
+    ``scales`` and ``zeros`` have integer dtypes of the scale's size, so that casts of a module do not change them.
+    """
 
     matrix_cls: Callable[..., Packed]
     params: Any
@@ -156,7 +160,7 @@ class _Parts:
 
 
 class _CachedMatrix:
-    """A matrix over the buffers of a module, valid while they and their addresses are unchanged.
+    """A matrix over the buffers of a module, and a check whether these buffers are still the module's.
 
     Other code may replace buffers without notice: ``load_state_dict(assign=True)``, ``torch.func.functional_call``,
     setting ``buffer.data``.

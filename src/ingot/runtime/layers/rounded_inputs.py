@@ -25,7 +25,7 @@ def rounds_inputs(model: torch.nn.Module) -> bool:
 
 @contextmanager
 def unrounded(model: torch.nn.Module) -> Iterator[None]:
-    """Turn rounding off in this context, for all layers that multiply x in 8 bits."""
+    """Turn off the rounding of inputs in all layers that multiply x in 8 bits, in this context."""
     layers = [module for module in model.modules() if isinstance(module, PackedLinear) and module.rounding]
     for layer in layers:
         layer.rounding = False

@@ -25,7 +25,10 @@ _OUTPUT_SHAPES: tuple[Callable[[Any], Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments of a layer besides its hidden states; ``named`` is the keyword of the hidden states, if any."""
+    """The recorded arguments of a layer, without its hidden states.
+
+    ``named`` is the keyword under which the hidden states are passed; None if they are positional.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -34,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """The input of the first layer, and the other arguments of each layer."""
+    """The hidden states that the first layer receives, and the other arguments of each layer."""
 
     hidden: Any
     calls: Sequence[Call]
@@ -132,9 +135,9 @@ class Stack:
         return out[0] if isinstance(out, tuple) else out
 
     def leave(self, hidden: Any, width: int, *, headless: bool = False) -> Any:
-        """Return the model's output if the last layer returns ``hidden``: [windows, length, width].
+        """Return the model's output for ``hidden``, the output of the last layer: [windows, length, width].
 
-        If ``headless`` is set, and if the model can run so, the head returns its input unchanged.
+        With ``headless`` the head returns its input unchanged, if the model can run so.
         """
         zeros = hidden.new_zeros(*hidden.shape[:-1], width)
         return (self._headless if headless else self._through)(zeros, hidden).out
@@ -143,7 +146,7 @@ class Stack:
         return self._run(dict(zip(self.paths, self._layers, strict=True)), embedded, last)
 
     def _headless(self, embedded: Any, last: Any) -> _Run:
-        """Run the model without its head, which may be as large as some layers.
+        """Return the run of the model with a head that returns its input: the head may be as large as some layers.
 
         If the model needs logits, it runs with the head.
         """
@@ -187,7 +190,11 @@ class Stack:
 
 @dataclass(slots=True)
 class _Run:
-    """The recorded arguments of each layer in order, whether the layers form a chain, and the model's output."""
+    """The result of running a model without its layers.
+
+    ``entries`` are the recorded arguments of each layer in order, ``handed_on`` states whether the layers form a chain,
+    and ``out`` is the model's output.
+    """
 
     entries: list[tuple[str, Call, Any]] = field(default_factory=list)
     handed_on: bool = True
@@ -203,7 +210,10 @@ def _restore_forward(module: Any, forward: Any) -> None:
 
 
 def _depends_on_embeddings(torch: Any, value: Any) -> bool:
-    """Return whether a value depends on the embeddings, or may do so later, such as a dictionary that layers fill."""
+    """Return whether a value depends on the embeddings, or may do so later.
+
+    A dictionary that layers fill is an example.
+    """
     if isinstance(value, dict):
         return True
     if isinstance(value, tuple | list):

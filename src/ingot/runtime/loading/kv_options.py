@@ -23,10 +23,10 @@ _MAX_LENGTH = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class KvUse:
-    """The memory of a cache.
+    """The memory that a KV cache takes.
 
-    The fields are ``kind`` with its options, the number of tokens per sequence, the number of bytes, and the number of
-    bytes of an unpacked cache.
+    ``kind`` includes its options. ``tokens`` is the number of tokens per sequence, ``nbytes`` the size of the cache in
+    bytes, and ``full_nbytes`` that of an unpacked cache.
     """
 
     kind: str
@@ -103,13 +103,13 @@ class KvCache:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of a block."""
+        """The number of tokens of a block that is packed together: ``block``."""
         assert self.block is not None
         return self.block
 
     @property
     def latest(self) -> int:
-        """The number of tokens at the end that are never packed."""
+        """The smallest number of latest tokens that stay unpacked: ``window``."""
         assert self.window is not None
         return self.window
 

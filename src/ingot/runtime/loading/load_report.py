@@ -49,7 +49,10 @@ class LoadReport:
 
 
 class Meter:
-    """A timer and memory meter for one load. It starts at construction; imports are subtracted and reset the memory."""
+    """Measures the seconds and the memory of one load, from its construction on, without imports.
+
+    An import also resets the memory to which growth is compared.
+    """
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -71,7 +74,7 @@ class Meter:
             self._read()
 
     def measured(self) -> dict[str, Any]:
-        """Return the measured fields of a ``LoadReport``."""
+        """Return the fields of a ``LoadReport`` that this object measures."""
         return {
             "seconds": time.perf_counter() - self._began - self._imports,
             "imports": self._imports,

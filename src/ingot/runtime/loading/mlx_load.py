@@ -105,7 +105,10 @@ def load_model(
 def _load(
     mx: Any, utils: Any, source: ModelSource, native_folder: Store | None, lazy: bool, max_ram: int | str | None
 ) -> Any:
-    """Load the folder with mlx_lm, or pass it the weights. Raises ``mlx.weights`` if mlx_lm refuses them."""
+    """Return the model: mlx_lm loads ``native_folder``, or gets the weights from Ingot if it is None.
+
+    Raises ``mlx.weights`` if mlx_lm refuses them.
+    """
     folder = source.folder if native_folder is None else native_folder
     try:
         if native_folder is not None:
@@ -120,7 +123,7 @@ def _load(
 
 
 def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return fields of the report about the weights: format, dtype, and the sizes of packed and decoded tensors."""
+    """Return the fields of the report about a checkpoint's weights: format, dtype, and packed and decoded bytes."""
     layouts = {name: packed_layout(tensor) for name, tensor in checkpoint.items()}
     floats = (tensor.dtype for tensor in checkpoint.values() if tensor.dtype in SCALE_DTYPES)
     return {
@@ -133,7 +136,7 @@ def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _opened_by_mlx(source: ModelSource) -> Store | None:
-    """Return the folder of a checkpoint if mlx_lm can open it, else None."""
+    """Return the local folder of a model if mlx_lm can open it without Ingot; else None."""
     folder, file = source.location.find_model()
     if file or source.checkpoint.format not in ("mlx", "safetensors") or folder.local_path() is None:
         return None
@@ -158,7 +161,7 @@ def _require_architecture(utils: Any, config: Mapping[str, Any], folder: Store) 
 
 
 def _load_with_mlx(utils: Any, folder: Store, checkpoint: Checkpoint, lazy: bool, max_ram: int | str | None) -> Any:
-    """Load a folder with mlx_lm."""
+    """Return the model that mlx_lm loads from ``folder``."""
     if not lazy:
         _require_room(sum(tensor.nbytes for tensor in checkpoint.values()), checkpoint, max_ram)
     return utils.load_model(_local(folder), lazy=lazy)[0]
@@ -169,7 +172,7 @@ def _local(folder: Store) -> Any:
 
 
 def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
-    """Return the weights of a checkpoint as mlx arrays; those of a safetensors file stay unread."""
+    """Return the weights of a checkpoint as mlx arrays; with ``lazy``, mlx reads those of a safetensors file later."""
     checkpoint = source.checkpoint
     store, name = source.location.find_model()
     path = store.local_path(name) if name else None
@@ -199,7 +202,7 @@ def _require_room(nbytes: int, checkpoint: Checkpoint, max_ram: int | str | None
 
 
 def _build(utils: Any, folder: Store, weights: dict[str, Any]) -> Any:
-    """Return a model built from config.json with these weights."""
+    """Return a model of mlx_lm for the config.json of ``folder``, with ``weights``."""
     nn = require("mlx.nn", EXTRA)
     config = utils.load_config(_local(folder))
     for key in mlx_layers.KEYS:  # the config may describe the packing of other files

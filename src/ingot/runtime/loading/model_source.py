@@ -25,7 +25,7 @@ from ingot.translate.families import UNSUPPORTED
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """An opened checkpoint, the folder of its companion files, and the reason for choosing this checkpoint.
+    """The checkpoint to load, the folder of its companion files, and the reason for choosing this stored variant.
 
     The checkpoint was opened from ``location``; ``name`` is the name of the model. The folder may be temporary: it is
     then deleted when the checkpoint is closed. ``tier`` names the stored variant that was chosen; it is ``as stored``

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -26,7 +26,7 @@ MAX_DRAFTED = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Options of loading a model that are the same for every use of the model."""
+    """Options of loading a model that do not depend on the path: cache, memory limit, streaming, checks."""
 
     cache: bool = field(default=True, metadata=about("Use and create faster stored variants.", "--cache/--no-cache"))
     max_ram: int | str | None = field(
@@ -110,11 +110,18 @@ class LoadOptions(Loading):
             "--keep-packed/--decode",
         ),
     )
+    adapters: Sequence[Any] = field(
+        default=(),
+        metadata=about(
+            "Adapters that run beside the layers: paths, pairs of path and weight, or PATH:WEIGHT.", command=False
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How ``eval`` reads a text: the first ``sequences`` windows of ``window`` tokens, each without earlier context.
+    """The part of a text that ``eval`` reads: the first ``sequences`` windows of ``window`` tokens, without earlier
+    context.
 
     Each window begins with the tokens that the tokenizer puts before a text (BOS), which replace its first tokens.
     """
@@ -144,7 +151,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """Measurements besides perplexity, and the limits of the gate."""
+    """Options of ``eval``: measurements in addition to perplexity, and limits that a model must keep."""
 
     kl: bool = field(
         default=False,
@@ -205,7 +212,7 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The draft head (by default the artifact's), and the number of tokens per proposal, 1 to 7."""
+    """Options of a draft head: its location (by default the artifact has it), and the tokens per proposal, 1 to 7."""
 
     head: AnyPath | None = field(
         default=None, metadata=about("Draft with the head in this file or folder.", "--draft-head")

@@ -15,15 +15,15 @@ from ingot.runtime.loading.kv_options import KvCache, KvUse
 
 
 class CacheInUse(Protocol):
-    """A cache that a model filled."""
+    """A packed KV cache that a model has filled with keys and values."""
 
     def use(self) -> KvUse:
-        """Return the memory that the cache takes."""
+        """Return the number of tokens in the cache and the bytes that it takes."""
         ...
 
 
 class KvCaching(Protocol):
-    """An installer of packed KV caches in transformers models."""
+    """Installs packed KV caches in models of transformers; the entry ``packed`` implements it."""
 
     def install(self, model: Any, settings: KvCache) -> None:
         """Install packed caches in ``model``. Raises ``UnsupportedError`` ``kv.model``, ``kv.evict``."""
@@ -40,12 +40,15 @@ class KvCaching(Protocol):
         ...
 
     def read_in_steps(self, model: Any, batch: Any) -> tuple[Any, CacheInUse]:
-        """Return logits as if each token were read alone, and the cache."""
+        """Run a model on the tokens ``batch`` through a packed cache.
+
+        Returns the logits, equal to those of reading one token at a time, and the filled cache.
+        """
         ...
 
 
 class DraftDecoding(Protocol):
-    """A speculative decoder that uses a draft head."""
+    """Generates text with a draft head that proposes tokens; the entry ``eagle3`` implements it."""
 
     def head(self, tensors: Mapping[str, Tensor], model: Any, config: Mapping[str, Any] | None) -> Any:
         """Return the draft head of a target model. Raises ``FormatError`` ``draft.*``."""
@@ -54,7 +57,10 @@ class DraftDecoding(Protocol):
     def speculate(
         self, model: Any, tokens: Any, count: int, enough: Callable[[list[int]], bool], drafter: Any, ahead: int
     ) -> Any:
-        """Return up to ``count`` new tokens, equal to those without the head, with the metrics of the run."""
+        """Return up to ``count`` new tokens after ``tokens``, and measurements of the run.
+
+        The tokens equal those that the model generates without the head.
+        """
         ...
 
 

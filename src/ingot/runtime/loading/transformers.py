@@ -43,7 +43,7 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class ModelOverrides:
-    """Decisions of the caller that replace those of the folder.
+    """A model class, config and options of the caller, which replace those that the model's folder implies.
 
     Parameters
     ----------
@@ -63,6 +63,8 @@ class ModelOverrides:
 @takes(LoadOptions, "model")
 def load_model(options: LoadOptions) -> Any:
     """Return a model of transformers with the weights of a checkpoint, in evaluation mode.
+
+    ``adapters`` run beside the layers, which stay packed or as they are; ``ingot.hf.use_adapters`` exchanges them.
 
     Weights stored in the requested dtype stay in the mapped file. Other weights are decoded once. Tied weights stay
     tied.
@@ -125,13 +127,15 @@ def load(options: LoadOptions, overrides: ModelOverrides) -> Any:
             ) from None
         if facts.get("streamed"):
             stack.pop_all()  # the model keeps reading; its files are closed when it is deleted
+    if options.adapters:
+        require("ingot.runtime.layers.adapters", EXTRA).use_adapters(model, options.adapters)
     if options.report is not None:
         options.report(LoadReport(Location.parse(options.path).display, **{**facts, **meter.measured()}))
     return model
 
 
 def _stack_request(options: LoadOptions) -> StackRequest:
-    """Return the options that a stack selector considers."""
+    """Return the fields of ``options`` that decide on a kernel stack."""
     device_type = str(options.device).partition(":")[0]
     requests = [
         text
@@ -199,7 +203,9 @@ def _package(source: ModelSource, choice: Dispatch) -> tuple[Any, dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Inputs of a build: ``options`` with a ``torch.device``, the caller's overrides, the names that stay packed."""
+    """The inputs for building a model: ``options`` with a ``torch.device``, overrides, and the names that stay
+    packed.
+    """
 
     options: LoadOptions
     overrides: ModelOverrides
@@ -272,7 +278,9 @@ def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[A
 
 
 def _require_room(device: Any, max_ram: str | int | None, location: str, nbytes: int, *, streaming: bool) -> None:
-    """Raise ``ResourceError`` ``ram.guard`` if the decoded weights do not fit into memory."""
+    """Raise ``ResourceError`` ``ram.guard`` if ``nbytes`` of decoded weights do not fit into the memory of
+    ``device``.
+    """
     if device.type == "cpu":
         require_ram(
             nbytes,
@@ -284,7 +292,10 @@ def _require_room(device: Any, max_ram: str | int | None, location: str, nbytes:
 
 
 def _packed(checkpoint: Checkpoint, keep_packed: bool | None, choice: Dispatch | None) -> set[str]:
-    """Return the tensors that stay packed: all or none if requested, else the weights that the stack uses packed."""
+    """Return the names of the tensors that stay packed.
+
+    ``keep_packed`` requests all or none. Otherwise these are the weights that the chosen stack multiplies by packed.
+    """
     if keep_packed is not None:
         return packable(checkpoint) if keep_packed else set()
     computes = choice is not None and choice.computes

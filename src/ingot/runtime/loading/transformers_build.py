@@ -83,7 +83,10 @@ def build(
 
 @dataclass
 class _Checks:
-    """Checks that run when all weights are loaded. ``have_run`` becomes true when transformers has called them."""
+    """The checks of a built model, which transformers calls when all weights are loaded.
+
+    ``have_run`` becomes true when transformers has called them.
+    """
 
     loading: Loading
     strict: bool
@@ -196,7 +199,7 @@ def _check_buffers(model: Any) -> None:
 
 
 def _tied_to_present(model: Any, missing: set[str]) -> set[str]:
-    """Return the missing names that share a parameter with a name that is present."""
+    """Return the names in ``missing`` whose parameter is tied to a name that is not missing."""
     groups: dict[str, set[str]] = {}
     for target, source in dict(getattr(model, "all_tied_weights_keys", None) or {}).items():
         groups.setdefault(source, {source}).add(target)

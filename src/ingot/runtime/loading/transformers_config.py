@@ -169,7 +169,7 @@ def _refuse_layers(values: dict[str, Any], max_layers: int, location: str) -> No
 
 
 def _without_code(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the config without implementations for which transformers would fetch or import code, nested ones too."""
+    """Return a config, nested ones included, without settings for which transformers would fetch or import code."""
     cleaned = {}
     for key, value in values.items():
         if key in _IMPLEMENTATIONS and value not in _IMPLEMENTATIONS[key]:

@@ -23,7 +23,10 @@ from ingot.runtime.loading.transformers_weights import PACKED, materialize
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """A placeholder in a built model: the module and attribute that hold it, and the tensor that it represents."""
+    """A parameter on device meta that stands for a packed weight in a built model.
+
+    The fields are the module and attribute that hold the parameter, and the tensor that it represents.
+    """
 
     path: str
     module: Any
@@ -69,7 +72,10 @@ def repacked_bytes(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """A model, the names of the tensors that its layers keep packed, and the placeholders still without values."""
+    """A built model whose layers use packed weights.
+
+    ``packed`` are the names of tensors that layers keep packed, ``streamed`` the placeholders that have no values yet.
+    """
 
     model: Any
     packed: set[str]
@@ -123,7 +129,7 @@ def put_packed(
 
 
 def _lost_placeholder(model: Any) -> bool:
-    """Return whether some tensor on device meta is not a placeholder: transformers merged it or made it a buffer."""
+    """Return whether transformers merged a placeholder with other weights, or made it a buffer."""
     parameters = any(parameter.is_meta and not hasattr(parameter, PACKED) for parameter in model.parameters())
     return parameters or any(buffer.is_meta for buffer in model.buffers())
 
@@ -148,7 +154,9 @@ def _is_embedding(site: Placeholder) -> bool:
 
 
 def _decode(group: list[Placeholder], dtype: Any, device: Any) -> None:
-    """Decode the tensor of a placeholder and assign the parameter to every module that shares it."""
+    """Decode the tensor of the placeholders in ``group``, which share it, and assign the parameter to all of their
+    modules.
+    """
     parameter = require("torch", "torch").nn.Parameter(materialize(group[0].tensor, dtype, device))
     for site in group:
         site.module._parameters[site.attribute] = parameter

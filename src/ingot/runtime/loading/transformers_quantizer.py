@@ -173,7 +173,7 @@ def _wrap_save_pretrained(usual: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _location(path: Any, options: Mapping[str, Any]) -> Location | None:
-    """Return the folder of a model; None if the caller did not name a folder."""
+    """Return the location of a model's folder, with the option ``subfolder``; None if ``path`` is no valid location."""
     try:
         location = Location.parse(path)
     except UsageError:
@@ -271,7 +271,7 @@ def _load(model_cls: Any, location: Location, options: dict[str, Any]) -> Any:
 
 
 def _has_stacks(location: Location) -> bool:
-    """Return whether a stack selector decides which weights stay packed."""
+    """Return whether the format of the model has a stack selector, which decides on the weights that stay packed."""
     return detect(*find(location))[0].name in STACK_SELECTORS
 
 
@@ -336,7 +336,10 @@ def _save(model: Any, folder: Any, options: Mapping[str, Any]) -> None:
 
 
 def _tensors_of(model: Any) -> dict[str, Any]:
-    """Return the tensors of a checkpoint of the model, by their names in the checkpoint."""
+    """Return the tensors to save for a model, by the names that they have in a checkpoint.
+
+    Tied tensors are included once.
+    """
     layers = {path: module for path, module in model.named_modules() if isinstance(module, PackedWeight)}
     parts = {f"{path}.{key}" for path, module in layers.items() for key in module._buffers}
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())

@@ -28,7 +28,10 @@ from ingot.runtime.loading.transformers_weights import materialize
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A parameter of a module: its location, the tensor to decode, and the value between passes."""
+    """A parameter of a module, and the tensor from which it is decoded.
+
+    ``between`` is the parameter's value between passes, which decodes itself when it is used.
+    """
 
     module: torch.nn.Module
     attribute: str
@@ -38,7 +41,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Parameters that are decoded together: a layer, or a module outside the layers."""
+    """The parameters that are decoded together: those of a layer, or of a module outside the layers."""
 
     path: str
     slots: tuple[_Slot, ...]
@@ -112,7 +115,7 @@ class Stream:
         return values
 
     def _load(self, index: int) -> dict[int, Any]:
-        """Return the decoded parameters of a unit, by the id of their tensors."""
+        """Decode the parameters of the unit at ``index``; return them by the id of their tensors."""
         self._check()
         slots = {id(slot.tensor): slot for slot in self._units[index].slots}
         return {
@@ -129,7 +132,9 @@ class Stream:
             self._next = following, self._reader.submit(self._load, following)
 
     def _take(self, index: int) -> dict[int, Any]:
-        """Return a unit's parameters: the prefetched ones if they belong to this unit, else newly decoded ones."""
+        """Return the parameters of the unit at ``index``: prefetched ones if they are of this unit, else newly
+        decoded.
+        """
         if self._next is not None:
             ahead, future = self._next
             self._next = None

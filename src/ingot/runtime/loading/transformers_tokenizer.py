@@ -110,7 +110,10 @@ def has_tokenizer(folder: Store) -> bool:
 
 
 def _states_bos(folder: Store) -> bool:
-    """Return whether the folder's files declare BOS outside the post-processor of tokenizer.json."""
+    """Return whether the folder's files declare that texts begin with BOS.
+
+    The post-processor of tokenizer.json, which transformers applies itself, is not considered.
+    """
     settings = read_json(folder, _SETTINGS, "model.tokenizer", "model.tokenizer") if folder.exists(_SETTINGS) else {}
     declared = settings.get("add_bos_token")
     if isinstance(declared, bool) or folder.exists(_FILE) or not folder.exists(_SENTENCEPIECE):
@@ -143,7 +146,10 @@ def _from_pretrained(tokenizer_cls: Any, folder: Store, options: Mapping[str, An
 
 
 def _chosen_by_transformers(folder: Store, options: Mapping[str, Any]) -> Any:
-    """Return the tokenizer that transformers' own loader builds; None if it is the plain class or building fails."""
+    """Return the tokenizer that transformers' own loader builds for the folder.
+
+    None if its class is the plain ``PreTrainedTokenizerFast``, or if building fails.
+    """
     transformers = require("transformers", EXTRA)
     try:
         tokenizer = _from_pretrained(transformers.AutoTokenizer, folder, options)

@@ -37,7 +37,7 @@ PACKED = "ingot_tensor"
 
 @dataclass(slots=True)
 class Loading:
-    """Settings for decoding the weights of one model, and the errors of decoding.
+    """Settings for decoding the weights of one model, and the list of errors that decoding raised.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def is_mapped(tensor: Tensor, target: str) -> bool:
 
 
 def copied_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str], merged: set[str]) -> int:
-    """Return the number of bytes of memory for all tensors that neither stay packed nor are read from a mapped file.
+    """Return the number of bytes of memory for the tensors that are neither kept packed nor read from a mapped file.
 
     ``merged`` names the tensors that transformers joins with others; joining copies them (``merged_names``).
     """

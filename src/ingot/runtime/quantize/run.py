@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import sqrt
+from typing import TYPE_CHECKING
 
 from ingot.artifacts.open import Source, open_source
 from ingot.codecs.table import stored_exactly
 from ingot.conversion.block_types import with_model_rules
+from ingot.conversion.choose_preset import Chosen, choose
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepared import Prepared
+from ingot.conversion.preset_fit import quantizes
 from ingot.conversion.report import ConvertReport, TensorReport
 from ingot.conversion.run import convert
 from ingot.conversion.run import prepare as prepare_conversion
 from ingot.core.options import takes
-from ingot.core.registry import did_you_mean
 from ingot.errors import IngotError, MissingExtraError, UnsupportedError, UsageError
+from ingot.model.calibration import Calibration
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.statistics import Statistics
@@ -26,23 +29,21 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.runtime.calibration.calibration import BUILT_IN, CalibrateOptions, CalibratePlan
+from ingot.runtime.quantize.checks import check_options
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions, parse_time
 from ingot.runtime.quantize.report import QuantizeReport, StoredType
 from ingot.runtimes.accepts import Answer, accepts, accepts_specs, refusal, source_reasons
-from ingot.runtimes.choose import Chosen, choose
-from ingot.runtimes.fit import quantizes
 from ingot.runtimes.stored import stored_scheme
 from ingot.runtimes.table import command_lines
 from ingot.stores.location import Location
 
+if TYPE_CHECKING:
+    from ingot.runtime.calibration.calibrate import ModelCalibration
+
 LONG = 600.0
 """Seconds of work from which on ``confirm`` decides."""
 _SHOWN_RULES = 2
-
-
-class _TooLongError(Exception):
-    """Raised to end a calibration that would exceed the time limit."""
 
 
 @takes(QuantizeOptions, "quantize")
@@ -67,15 +68,15 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
         The errors of ``ingot.convert`` and ``ingot.calibrate``.
     """
     started = time.perf_counter()
+    check_options(options)
     chosen = choose_for(options)
-    _require_new(options)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
     first = _recipe(options, chosen, calibrated=mode != NONE)
     with _prepare(options, chosen, first) as prepared:
         require_accepted(prepared, chosen, first)
         rounding = {_name: _rounding(prepared, options, chosen, _name) for _name in _candidates(mode)}
-    mode, statistics, text = _statistics(options, chosen, mode, rounding)
+    mode, statistics, text = _calibration(options, chosen, mode, rounding)
     recipe = _recipe(options, chosen, calibrated=mode != NONE)
     if mode == IMPORTANCE:
         recipe = with_quantizer(recipe, IMPORTANCE)
@@ -90,6 +91,7 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
 
     The caller closes the plan. Raises the errors of ``quantize``.
     """
+    check_options(options)
     chosen = choose_for(options)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
@@ -100,7 +102,8 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
         seconds, memory = _rounding(prepared, options, chosen, _candidates(mode)[0])
         estimate = Estimate(mode, 0.0, seconds, memory)
         if mode in (AUTO, FULL, IMPORTANCE):
-            estimate = _estimate_calibration(options, IMPORTANCE if mode == IMPORTANCE else FULL, (seconds, memory))
+            mode = IMPORTANCE if mode == IMPORTANCE else FULL
+            estimate = _estimate(_model_calibration(options, mode).plan(), mode, (seconds, memory))
     except BaseException:
         prepared.checkpoint.close()
         raise
@@ -108,7 +111,7 @@ def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
 
 
 def choose_for(options: QuantizeOptions) -> Chosen:
-    """Return the program, container and recipes that the options choose; see ``runtimes.choose.choose``."""
+    """Return the program, container and recipes that the options choose; see ``conversion.choose_preset.choose``."""
     return choose(
         Location.parse(options.out),
         runtime=options.runtime,
@@ -171,32 +174,10 @@ def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None
         raise refusal(answer, prepared.target.display)
 
 
-def _require_new(options: QuantizeOptions) -> None:
-    """Refuse an existing result, or one in a folder that does not exist, before work begins."""
-    out = Location.parse(options.out)
-    if out.url.startswith("file:") and out.siblings() is None:
-        raise UsageError(
-            "expected an existing folder to write into; create it first",
-            rule="target.no-parent",
-            where=out.parent.display,
-        )
-    if options.overwrite:
-        return
-    try:
-        out.find()
-    except IngotError:
-        return
-    raise UsageError(
-        "the target exists: choose another, or pass --overwrite (overwrite=True)",
-        rule="target.exists",
-        where=out.display,
-    )
-
-
 def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
     """Refuse a model that is quantized already, or that lacks files or keys that the runtime needs.
 
-    The error for a quantized model names the command that converts its format instead.
+    The error for a quantized model names the command that converts its format instead, if that command succeeds.
     """
     model = Location.parse(options.model)
     source = open_source(model)
@@ -206,34 +187,47 @@ def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
             raise dialect.refusal()
         if chosen.profile is not None:
             reasons = source_reasons(chosen.profile, chosen.container, source)
+            if reasons and not source.is_folder and "config.json" in (model.siblings() or ()):
+                raise UsageError(
+                    f"this is one file of a model; name the folder, {model.parent.display}, which has its config.json",
+                    rule="quantize.model",
+                    where=model.display,
+                )
             if reasons:
                 raise refusal(Answer(chosen.profile, chosen.container, reasons), source.location)
         if options.allow_requantize:
             return
         quantized = next((t for t in as_tensor_map(source.view()).uncached() if not stored_exactly(t)), None)
-        if quantized is not None:
-            target = f" --for {options.runtime}" if options.runtime else ""
-            raise UsageError(
-                f"the model is quantized already ({quantized.name} is {quantized.codec}); `ingot convert "
-                f"{model.display} {Location.parse(options.out).display}{target}` moves its numbers, and "
-                "--allow-requantize rounds them again",
-                rule="quantize.requantize",
-                where=source.location,
-            )
+        stored = None if quantized is None else stored_scheme(quantized, source.format.name).scheme_text
     finally:
         source.close()
+    if quantized is not None:
+        raise UsageError(
+            f"the model is quantized already ({quantized.name} is {stored}); {_move_advice(options, chosen)} "
+            "--allow-requantize, which rounds the rounded values again",
+            rule="quantize.requantize",
+            where=source.location,
+        )
+
+
+def _move_advice(options: QuantizeOptions, chosen: Chosen) -> str:
+    """Return advice for a quantized model: the command that keeps its numbers, if it succeeds."""
+    runtime = None if chosen.profile is None else chosen.profile.name
+    settings = ConvertOptions(options.model, options.out, runtime=runtime, overwrite=options.overwrite)
+    try:
+        prepare_conversion(settings).checkpoint.close()
+    except IngotError:
+        return "start from the original model, or pass"
+    words = ["ingot", "convert", Location.parse(options.model).display, Location.parse(options.out).display]
+    words += ["--for", runtime] if runtime else []
+    words += ["--overwrite"] if options.overwrite else []
+    return f"`{shlex.join(words)}` keeps its numbers; or pass"
 
 
 def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
     """Return the mode of calibration; ``FULL`` for a file of statistics."""
     text = str(options.calibration)
     mode = text if text in MODES else FULL
-    if text not in MODES:
-        _require_statistics(text)
-    if options.time is not None and mode != AUTO:
-        raise UsageError("expected --time with --calibration auto alone", rule="quantize.option")
-    if options.time is not None:
-        parse_time(options.time)
     if mode == NONE and not chosen.plain:
         raise UsageError(
             f"{chosen.calibrated} is rounded by statistics, and there is no preset of its bits without; expected "
@@ -247,18 +241,6 @@ def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
     if mode == AUTO and not chosen.calibrated:
         return NONE
     return mode
-
-
-def _require_statistics(text: str) -> None:
-    """Refuse a value of ``--calibration`` that is neither a mode nor an existing file of statistics."""
-    try:
-        Location.parse(text).find()
-    except UsageError as error:
-        raise UsageError(
-            f"expected --calibration {', '.join(MODES)}, or a file of statistics, found {text!r:.60}"
-            f"{did_you_mean(text.lower(), MODES)}",
-            rule="quantize.calibration",
-        ) from error
 
 
 def _prepare(options: QuantizeOptions, chosen: Chosen, recipe: Recipe) -> Prepared:
@@ -300,7 +282,7 @@ def _rounding(prepared: Prepared, options: QuantizeOptions, chosen: Chosen, mode
 
 
 def _convert_options(
-    options: QuantizeOptions, chosen: Chosen, recipe: Recipe, statistics: Statistics | None
+    options: QuantizeOptions, chosen: Chosen, recipe: Recipe, statistics: Statistics | Calibration | None
 ) -> ConvertOptions:
     return ConvertOptions(
         options.model,
@@ -315,12 +297,13 @@ def _convert_options(
     )
 
 
-def _statistics(
+def _calibration(
     options: QuantizeOptions, chosen: Chosen, mode: str, rounding: Mapping[str, tuple[float, int]]
-) -> tuple[str, Statistics | None, str]:
-    """Announce the estimated time and memory, and collect or open the statistics.
+) -> tuple[str, Statistics | Calibration | None, str]:
+    """Announce the estimated time and memory, and open the statistics or choose a calibration.
 
-    Returns the calibration mode that was used, its statistics (None for mode ``none``), and a text for the report.
+    Returns the calibration mode that was chosen, its statistics or the calibration that will collect them (None for
+    mode ``none``), and a text for the report.
     """
     if mode == NONE:
         seconds, memory = rounding[NONE]
@@ -333,17 +316,19 @@ def _statistics(
         with open_source(Location.parse(options.model)).view() as model:
             return FULL, Statistics.open(options.calibration, model), f"by the statistics of {location.display}"
     for candidate in _candidates(mode):
+        calibration = _model_calibration(options, candidate)
         try:
-            statistics = _collect(options, candidate, rounding[candidate], limited=mode == AUTO)
-        except _TooLongError:
-            continue
+            plan = calibration.plan()
         except MissingExtraError:
             if mode == AUTO and chosen.plain:
                 return NONE, None, "nearest values, without statistics: the extra transformers is not installed"
             raise
-        source = statistics.metadata.get("source", "the model")
+        estimate = _estimate(plan, candidate, rounding[candidate])
+        _announce(options, estimate)
+        if mode == AUTO and not _fits(options, estimate):
+            continue
         measured = "statistics of inputs and gradients" if candidate == FULL else "importance of columns"
-        return candidate, statistics, f"by {measured}, from {source}"
+        return candidate, calibration, f"by {measured}, from {plan.source}"
     if not chosen.plain:
         raise UsageError(
             f"no calibration fits the time, and {chosen.calibrated} has no form without; give more --time",
@@ -352,42 +337,25 @@ def _statistics(
     return NONE, None, "nearest values, without statistics: no calibration fits the time"
 
 
-def _collect(options: QuantizeOptions, mode: str, rounding: tuple[float, int], *, limited: bool) -> Statistics:
-    from ingot.runtime.calibration.calibrate import collect_statistics
-
-    def check(plan: CalibratePlan) -> None:
-        estimate = Estimate(mode, plan.seconds, rounding[0], max(plan.memory, rounding[1]))
-        _announce(options, estimate)
-        if not limited:
-            return
-        if options.time is not None:
-            if estimate.seconds > parse_time(options.time):
-                raise _TooLongError
-        elif estimate.seconds > LONG and options.confirm is not None and not options.confirm(estimate):
-            raise _TooLongError
-
-    return collect_statistics(replace(_calibrate_options(options, mode), plan=check, progress=options.progress))
+def _fits(options: QuantizeOptions, estimate: Estimate) -> bool:
+    """Return whether the estimate fits the stated time; without one, whether it is short or the user confirms it."""
+    if options.time is not None:
+        return estimate.seconds <= parse_time(options.time)
+    return estimate.seconds <= LONG or options.confirm is None or options.confirm(estimate)
 
 
-def _calibrate_options(options: QuantizeOptions, mode: str) -> CalibrateOptions:
-    if mode == FULL:
-        return CalibrateOptions(options.model, "", max_ram=options.max_ram)
-    return CalibrateOptions(options.model, "", text=BUILT_IN, fisher=False, largest=1, max_ram=options.max_ram)
+def _model_calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
+    """Return the calibration of the model for a mode, which has not run yet."""
+    from ingot.runtime.calibration.calibrate import ModelCalibration
+
+    settings = CalibrateOptions(options.model, "", max_ram=options.max_ram, progress=options.progress)
+    if mode == IMPORTANCE:
+        settings = replace(settings, text=BUILT_IN, fisher=False, largest=1)
+    return ModelCalibration(settings)
 
 
-def _estimate_calibration(options: QuantizeOptions, mode: str, rounding: tuple[float, int]) -> Estimate:
-    """Return the estimate for a mode, without a calibration."""
-    from ingot.runtime.calibration.calibrate import collect_statistics
-
-    plans: list[CalibratePlan] = []
-
-    def stop(plan: CalibratePlan) -> None:
-        plans.append(plan)
-        raise _TooLongError
-
-    with suppress(_TooLongError):
-        collect_statistics(replace(_calibrate_options(options, mode), plan=stop))
-    plan = plans[0]
+def _estimate(plan: CalibratePlan, mode: str, rounding: tuple[float, int]) -> Estimate:
+    """Return the estimate for a calibration and the rounding."""
     return Estimate(mode, plan.seconds, rounding[0], max(plan.memory, rounding[1]))
 
 

@@ -19,7 +19,7 @@ _PORT = re.compile(r"[^\s/?#@\\]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One parsed address.
+    """A parsed remote address: scheme, host and path, and secrets of the user.
 
     ``host`` includes the port, or is the name of a bucket. ``path`` is decoded and has no slashes at its ends;
     ``folder`` is set if the address ended in a slash. ``user`` and ``query`` are secret.
@@ -49,7 +49,7 @@ class Address:
 
     @property
     def last(self) -> str:
-        """The last name of the path."""
+        """The last component of ``path``: the name of the file or folder."""
         return self.path.rpartition("/")[2]
 
     def within(self, name: str) -> Address:

@@ -68,7 +68,10 @@ class Opened:
 
 
 def options() -> dict[str, Any]:
-    """Return the settings of all obstore clients; ``allow_http`` is for endpoints within a local network."""
+    """Return the settings of all obstore clients: timeouts, retries and ``allow_http``.
+
+    ``allow_http`` is set because endpoints within a local network may lack TLS.
+    """
     client: dict[str, Any] = {
         "timeout": _WHOLE_REQUEST,
         "connect_timeout": timedelta(seconds=min(STALL, 10)),
@@ -134,7 +137,9 @@ class RangeClient(ABC):
         """Fill ``out`` from index ``filled[0]`` on, and add the bytes that arrive to ``filled[0]``."""
 
     def _tries(self, error: Exception) -> int:
-        """Return how often to make a request that fails with this error, without counting obstore's retries."""
+        """Return the largest number of attempts for a request that fails with ``error``, without obstore's own
+        retries.
+        """
         return TRIES if isinstance(error, IngotError) and error.rule in _RETRIED_RULES else 1
 
     def _with_retries(self, key: str, request: Callable[[], R]) -> R:
@@ -297,7 +302,7 @@ def _part(path: Path) -> int:
 
 
 def same_version(now: Stamp, stamp: Stamp) -> bool:
-    """Return whether two answers are of one version of a file, judged by their headers.
+    """Return whether the stamps ``now`` and ``stamp`` are of one version of a file.
 
     Equal strong tags prove it. Equal weak tags do not (RFC 9110, 8.8.1): then the times must be equal too.
     """

@@ -112,7 +112,7 @@ class HubScheme(RemoteScheme):
     """The scheme of addresses ``hf://org/name[@revision][/file]``."""
 
     def store(self, text: str, io: str) -> Store:
-        """Return the model, or a folder of it."""
+        """Return a store over the files of the model at the address ``text``, or over a folder of it."""
         return self._cached(hub_address(text), io, file=False) or self._online(hub_address(text))
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
@@ -198,7 +198,9 @@ def _client(hub: Any) -> WebClient:
 
 
 def _has_weights(store: LocalStore) -> bool:
-    """Return whether a snapshot has files that may be weights, and all shards that its indexes name."""
+    """Return whether a cached snapshot is complete: it has files that may be weights, and all shards that its indexes
+    name.
+    """
     names = store.list().files
     if not any(not name.lower().endswith(_COMPANIONS) for name in names if not name.startswith(".")):
         return bool(store.list().folders)

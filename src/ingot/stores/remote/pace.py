@@ -22,7 +22,7 @@ class TooSlowError(Exception):
 
 
 def minimum_rate() -> int:
-    """Return the bytes that a server must send per second; 0 for no minimum.
+    """Return the number of bytes that a server must send per second; 0 for no minimum.
 
     Raises ``UsageError`` ``remote.min-rate`` if the environment variable is not a size.
     """

@@ -41,9 +41,10 @@ def _memory(length: int) -> memoryview:
 
 
 class _Window:
-    """Ranges that are read together: their lengths by start, and their bytes once they are read.
+    """Neighbouring ranges of a file that are read together: their lengths by offset, and their bytes once they are
+    read.
 
-    ``nbytes`` is the sum of the lengths, which is updated because there may be a hundred thousand ranges.
+    ``nbytes`` is the sum of the lengths. It is updated with them, because there may be a hundred thousand ranges.
     """
 
     def __init__(self, owner: Prefetcher) -> None:
@@ -55,23 +56,25 @@ class _Window:
         self.data: dict[int, memoryview] = {}
 
     def add(self, start: int, length: int) -> None:
-        """Add a range."""
+        """Add the range of ``length`` bytes at offset ``start``."""
         self.lengths[start] = length
         self.nbytes += length
 
     def remove(self, start: int) -> int:
-        """Remove a range; return its length, or 0 if it was removed before."""
+        """Remove the range at offset ``start``; return its length, or 0 if it was removed before."""
         length = self.lengths.pop(start, 0)
         self.nbytes -= length
         return length
 
     def clear(self) -> None:
-        """Remove all ranges."""
+        """Forget the lengths of all ranges of the window."""
         self.lengths = {}
         self.nbytes = 0
 
     def fill(self, read: Read, gap: int, halt: CancelToken) -> None:
-        """Read the ranges. After an error no data is stored: callers then read the ranges by themselves."""
+        """Read the ranges by ``read``. After an error the window has no bytes, and callers read the ranges by
+        themselves.
+        """
         inherit_token(halt)
         ranges = [*self.lengths.items()]
         try:
@@ -183,7 +186,7 @@ class Prefetcher:
         return None if data is None else data[offset - start :][:length]
 
     def _claim(self, offset: int, length: int) -> tuple[_Window, int, _Claims] | None:
-        """Claim bytes; return the window, the start and the claims of their range.
+        """Claim bytes of a prefetched range; return the range's window, offset and claims.
 
         None if no prefetched range contains all the bytes, or some were claimed before.
         """
@@ -223,7 +226,7 @@ class _Queue:
         self._pool: Workers | None = None
 
     def add(self, windows: Iterable[_Window]) -> None:
-        """Append windows."""
+        """Append ``windows``, which are read after the windows that wait already."""
         with self._lock:
             if not self._waiting:
                 self._max_bytes = min(MAX_AHEAD, available_ram() // 8)
@@ -231,7 +234,10 @@ class _Queue:
         self._start_windows()
 
     def is_coming(self, window: _Window, start: int) -> bool:
-        """Return whether a range is being read or was read; if its window is still waiting, remove the range."""
+        """Return whether the window of the range at ``start`` is being read or was read.
+
+        If the window is still waiting, the range is removed from it.
+        """
         with self._lock:
             if window.started:
                 return True
@@ -240,7 +246,7 @@ class _Queue:
             return False
 
     def release(self, window: _Window, start: int) -> None:
-        """Remove a range that callers received, and start the next windows."""
+        """Remove the range at ``start``, whose bytes callers have received, and start to read the next windows."""
         with self._lock:
             window.data.pop(start, None)
             length = window.remove(start)

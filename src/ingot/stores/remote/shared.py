@@ -146,9 +146,10 @@ def _version(stamp: Stamp) -> str:
 
 
 def _locked_folder(around: Path) -> tuple[Path, int | None]:
-    """Create a folder and lock it; return its path and the lock's descriptor.
+    """Create a staging folder in ``around`` and lock it; return its path and the lock's descriptor.
 
-    A folder without a lock counts as left by a process that died. The descriptor is None if folders cannot be locked.
+    Other processes remove folders without a lock, because their process has died. The descriptor is None if folders
+    cannot be locked.
     """
     while True:
         path = Path(mkdtemp(prefix=_UPLOAD_PREFIX, dir=around))

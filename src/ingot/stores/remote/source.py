@@ -76,7 +76,7 @@ class RemoteSource(StampedSource, RangedSource):
         self._ahead = Prefetcher(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read ranges that the caller is going to request; see ``RangedSource.expect``."""
+        """Begin to read ``ranges``, which the caller is going to request once each."""
         self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -154,7 +154,9 @@ class RemoteSource(StampedSource, RangedSource):
         transfer(partial(self._fetch, client), missing, self.name)
 
     def _sealed(self, client: RangeClient) -> SealedReader | None:
-        """Return the reader that checks bytes against the seal, loaded once; None for a file without a seal."""
+        """Return the reader that compares bytes with the file's seal; None for a file without a seal. Loads the seal
+        once.
+        """
         with self._lock:
             if not self._seal_loaded:
                 seal = self._seal()

@@ -95,7 +95,7 @@ class RemoteStore(Store):
 
 
 class ObjectStore(RemoteStore):
-    """A folder of a bucket."""
+    """A folder of a bucket, whose objects are listed by prefix."""
 
     def __init__(self, address: Address, client: Client, scheme: RemoteScheme) -> None:
         super().__init__(address, client, scheme)
@@ -300,7 +300,10 @@ class AzureScheme(ObjectScheme):
 
 
 def _obstore(class_name: str, bucket: str, settings: dict[str, Any], address: Address) -> Any:
-    """Return an obstore store; raise ``UsageError`` ``store.url``, without secrets."""
+    """Return obstore's store ``class_name`` for a bucket.
+
+    Raises ``UsageError`` ``store.url``, without the secrets of ``address``, if obstore refuses the settings.
+    """
     api = require("obstore", EXTRA)
     try:
         return getattr(require("obstore.store", EXTRA), class_name)(bucket, **settings)

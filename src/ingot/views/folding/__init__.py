@@ -1,1 +1,1 @@
-"""Fold rotations and scales into weights before they are rounded."""
+"""Folding of rotations and scales into weights: the model's outputs stay the same, and its weights round better."""

@@ -1,4 +1,4 @@
-"""Which matrix multiplies which activation, by transformers' model type: modules of a layer, and their streams.
+"""The modules of each model type in transformers: which streams each matrix reads, and which it writes.
 
 A stream is a vector that one module passes to others. ``residual`` is the residual stream; ``attention``, ``mlp`` and
 ``head`` are outputs of norms; ``value`` are the values of all key-value heads; ``hidden`` are the intermediate
@@ -40,7 +40,10 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class OtherModule:
-    """A module that folding does not change. ``post_norm``: a norm between a matrix and the residual stream."""
+    """A module that folding does not change.
+
+    ``post_norm`` is true for a norm between a matrix and the residual stream.
+    """
 
     module: str
     post_norm: bool = False
@@ -51,9 +54,10 @@ Module = Norm | Matrix | OtherModule
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """The modules of a layer, and the settings that all layers share.
+    """The modules of a model type's layers and their streams, and the settings that all layers share.
 
-    ``shifted``: norms multiply by 1 + w. ``tied``: whether the head is the embedding if ``config.json`` does not say.
+    If ``shifted`` is true, norms multiply by 1 + w. ``tied`` states whether the head is the embedding if
+    ``config.json`` does not say. ``layers``, ``embedding``, ``norm`` and ``head`` are names of modules.
     """
 
     layer: tuple[Module, ...]

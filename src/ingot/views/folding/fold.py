@@ -26,17 +26,17 @@ from ingot.views.folding.graph import Ends, Graph, Site
 
 
 class Folding(Protocol):
-    """The maps of a graph's streams."""
+    """The linear maps that change the streams of a graph and are folded into its tensors."""
 
     @property
     def graph(self) -> Graph: ...
 
     def touches(self, stream: str) -> bool:
-        """Return whether the folding changes a stream; called before any weight is read."""
+        """Return whether the folding may change a stream. Called before any weight is read."""
         ...
 
     def map_of(self, stream: str) -> RepeatableMap | None:
-        """Return the map of a stream; None if the stream stays unchanged after all."""
+        """Return the map of a stream for which ``touches`` is true; None if the stream stays unchanged after all."""
         ...
 
     def norm_weight(self, stream: str) -> Array:
@@ -46,7 +46,7 @@ class Folding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ViewKey:
-    """How to make a view again: the function, its argument, and the argument as JSON for the view's identity."""
+    """How to create a view again: the function, its argument, and the argument as JSON for the view's identity."""
 
     verb: Verb
     argument: Any
@@ -101,12 +101,14 @@ def fold(
 
 
 def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:
-    """Return the names of tensors that change if the streams that ``touches`` accepts change."""
+    """Return the names of the tensors of ``graph`` that change if all streams change that ``touches`` accepts."""
     return [name for name, site in graph.sites.items() if _is_touched(site, touches)]
 
 
 def input_map(folding: Folding, ends: Ends) -> RepeatableMap | None:
-    """Return the map of a matrix's inputs; None if they stay unchanged."""
+    """Return the map of the stream that a matrix with ``ends`` reads, repeated as heads are; None if it is
+    unchanged.
+    """
     stream_map = folding.map_of(ends.reads) if ends.reads and folding.touches(ends.reads) else None
     if stream_map is None or ends.repeats == 1:
         return stream_map
@@ -114,7 +116,7 @@ def input_map(folding: Folding, ends: Ends) -> RepeatableMap | None:
 
 
 def output_map(folding: Folding, ends: Ends) -> LinearMap | None:
-    """Return the map of a matrix's outputs; None if they stay unchanged."""
+    """Return the map of the streams that a matrix with ``ends`` writes; None if all are unchanged."""
     maps = [folding.map_of(stream) if stream and folding.touches(stream) else None for stream, _ in ends.writes]
     if len(maps) == 1:
         return maps[0]
@@ -142,10 +144,10 @@ def _tensor(tensor: Tensor, site: Site, folding: Folding, dtype: str) -> Tensor:
 
 
 class _FoldedOrigin:
-    """A byte origin for a tensor with maps folded in (see ``ConcatSource``).
+    """Random access to the bytes of a tensor after folding maps into it.
 
-    If the map of the outputs is the identity, each read computes only its rows. Otherwise the first read computes
-    the full tensor, which stays cached until ``release``.
+    If the map of the outputs is the identity, each read computes only its rows. Otherwise the first read computes the
+    full tensor, which stays cached until ``release``.
     """
 
     def __init__(self, tensor: Tensor, site: Site, folding: Folding, dtype: str) -> None:
@@ -197,7 +199,7 @@ class _FoldedOrigin:
         out[:] = rows[start - first * width : start - first * width + out.nbytes]
 
     def _map_rows(self, values: Array) -> Array:
-        """Return mapped rows of a tensor whose rows are independent."""
+        """Return ``values``, rows of the tensor, after folding the map of the stream that they are multiplied by."""
         change = input_map(self._folding, self._site.ends[0])
         if change is not None:
             with np.errstate(all="ignore"):  # _require_finite refuses the result

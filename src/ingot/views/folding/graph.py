@@ -1,4 +1,7 @@
-"""The dataflow graph of a checkpoint: its tensors, matched with the table of families, and the sizes of streams."""
+"""The graph of a model: which streams (vectors between modules) each tensor of a checkpoint reads and writes.
+
+Names are matched with the modules of ``views.folding.families``, and sizes with ``config.json``.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A tensor that reads or writes streams.
+    """A tensor that reads or writes streams, and its role.
 
     Parameters
     ----------
@@ -57,12 +60,12 @@ class Site:
 
 @dataclass(slots=True)
 class Graph:
-    """The sites of a checkpoint, and their streams.
+    """The sites of a checkpoint, and the streams between them.
 
-    ``head_size`` is the size of a value head, and ``queries_per_value`` the count of query heads that share it.
-    ``tied``: the head is the embedding. Per stream: ``sizes``; ``norms``, the norm whose output it is; ``readers``,
-    sites with the index of the matrix that reads it. ``written`` are the streams that matrices write. ``post_norms``
-    are norms between matrices and the residual stream.
+    ``head_size`` is the size of a value head, and ``queries_per_value`` the number of query heads that share it.
+    ``tied`` is true if the head is the embedding. Mappings by stream: ``sizes``; ``norms``, the norm whose output it
+    is; ``readers``, the sites that read it, each with the index of the matrix in the site. ``written`` are the streams
+    that matrices write. ``post_norms`` are norms between matrices and the residual stream.
     """
 
     wiring: Wiring
@@ -89,7 +92,7 @@ class Graph:
         return Site(self.head, "matrix", (Ends(HEAD, (("", checkpoint[self.embedding].shape[0]),)),))
 
     def add(self, site: Site) -> None:
-        """Add a site."""
+        """Add a site, and record it for the streams that it reads and writes."""
         self.sites[site.name] = site
         if site.role == "norm":
             self.norms[site.ends[0].reads] = site.name
@@ -153,14 +156,17 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
 
 
 class _NameClassifier:
-    """Finds the module of a tensor by its name."""
+    """Finds the module to which a tensor belongs, by the tensor's name."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._layer = re.compile(rf"{re.escape(wiring.layers)}\.({_INDEX})\.(.+)")
         self._modules = [(re.compile(_pattern(module)), module) for module in wiring.layer]
 
     def __call__(self, name: str) -> tuple[str, Module, str, str] | None:
-        """Return the layer, the module, the expert's index, and ``.weight`` or ``.bias``; None for another tensor."""
+        """Return the layer, the module, the expert's index, and ``.weight`` or ``.bias`` for a tensor's ``name``.
+
+        None if no module of the model type has a tensor of this name.
+        """
         layer = self._layer.fullmatch(name)
         if layer is None:
             return None
@@ -235,7 +241,10 @@ def _stream(stream: str, layer: str, expert: str) -> str:
 
 
 def _row_sizes(graph: Graph, module: Matrix, rows: int, name: str) -> tuple[int, ...]:
-    """Return the rows of each stream that a matrix writes: all, halves, or those of queries, keys and values."""
+    """Return the number of rows of each stream that a matrix of ``rows`` rows writes.
+
+    The streams are one, two halves, or queries, keys and values.
+    """
     if len(module.writes) == 1:
         return (rows,)
     if len(module.writes) == 2:
@@ -249,7 +258,7 @@ def _row_sizes(graph: Graph, module: Matrix, rows: int, name: str) -> tuple[int,
 
 
 def _add_site(graph: Graph, checkpoint: Checkpoint, site: Site, shape: tuple[int, ...]) -> None:
-    """Add a site after comparing its sizes with the sizes of its streams."""
+    """Add a site to the graph, unless its tensor is quantized or its shape contradicts the sizes of its streams."""
     if not stored_exactly(checkpoint[site.name]):
         raise UnsupportedError(
             "weights must not be quantized, because folding into integers would round them again; found "

@@ -31,7 +31,10 @@ _TIED = "tie_word_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class RotationFolding:
-    """Rotations of streams: ``residual`` rotates the residual stream, ``value`` the heads of a value stream."""
+    """The rotations of a model: ``residual`` of the residual stream, ``value`` of the heads in value streams.
+
+    A rotation is None if the stream is not rotated.
+    """
 
     checkpoint: Checkpoint
     graph: Graph
@@ -59,7 +62,7 @@ class RotationFolding:
         return np.ones(self.graph.sizes[stream], np.float32)
 
     def _weight(self, stream: str) -> Array:
-        """Return the original factor of a norm: f32 [size]."""
+        """Return the factor by which the norm that writes ``stream`` multiplied before folding: f32 [size]."""
         weight = self.weights.get(stream)
         if weight is None:
             name = self.graph.norms[stream]

@@ -24,7 +24,11 @@ from ingot.views.folding.graph import Graph, Site
 
 @dataclass(slots=True)
 class ScaleSearch:
-    """Results of the search: by stream, the error relative to no scales; and the streams without statistics."""
+    """The results of the search for scales.
+
+    ``gains`` are, by stream, the errors relative to the error without scales. ``unknown`` are the streams without
+    statistics.
+    """
 
     gains: dict[str, float] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
@@ -32,7 +36,7 @@ class ScaleSearch:
 
 @dataclass(frozen=True, slots=True)
 class ScaleFolding:
-    """Scales of streams. A stream's scales are searched on first use, with the matrices that read it and have a grid.
+    """Scales of the channels of streams, searched on first use for the matrices that read the stream and have a grid.
 
     Parameters
     ----------
@@ -142,7 +146,7 @@ class ScaleFolding:
 
 
 class _StreamScales:
-    """One stream's scales, searched once by the first thread that needs them."""
+    """The scales of one stream, and a lock: the first thread that needs them searches them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -159,7 +163,9 @@ def fold_scales(folding: ScaleFolding, statistics_id: object) -> Checkpoint:
 
 
 def has_scales(graph: Graph, grids: Mapping[str, Grid], stream: str) -> bool:
-    """Return whether scales are searched for a stream: a matrix with a grid must read it."""
+    """Return whether scales are searched for ``stream``: it is not the residual stream, and a matrix in ``grids`` reads
+    it.
+    """
     return stream != RESIDUAL and any(site.name in grids for site, _ in graph.readers.get(stream, ()))
 
 

@@ -17,7 +17,7 @@ from ingot.views.folding.graph import Ends
 
 @dataclass(frozen=True, slots=True)
 class FoldedStatistics:
-    """The statistics of a folded model; arrays are computed when they are first read."""
+    """The statistics of the matrices of a folded model; arrays are computed when they are first read."""
 
     original: StatisticsSource
     folding: Folding

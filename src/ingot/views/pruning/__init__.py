@@ -1,1 +1,1 @@
-"""Find the weakest blocks of feed-forward networks."""
+"""Structured pruning: search for the blocks of feed-forward networks that matter least."""

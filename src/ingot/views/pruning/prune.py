@@ -74,7 +74,7 @@ class Ffn:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An FFN that cannot be pruned, and why."""
+    """A feed-forward network, or a part of one, that cannot be pruned, and the reason."""
 
     name: str
     reason: str
@@ -101,7 +101,10 @@ def _looks_like_ffn(name: str, tensor: Tensor) -> bool:
 
 
 def _matrices_of_ffn(name: str, tensors: Mapping[str, Tensor]) -> tuple[str | None, str, str] | None:
-    """Return gate, up and down of the FFN that ``name`` belongs to; None if it belongs to no FFN."""
+    """Return the names of the gate (or None), up and down matrices of the FFN that ``name`` belongs to.
+
+    None if it belongs to no FFN.
+    """
     for triple in _TRIPLES:
         for module in filter(None, triple):
             for end in _ENDS:
@@ -158,7 +161,7 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    """Drop a ``fraction`` (0 to 1) of each FFN's blocks of ``block`` channels.
+    """Options of pruning: the ``fraction`` (0 to 1) of each FFN's blocks to drop, and the channels of a ``block``.
 
     ``activations`` contains a vector per FFN, under the name of its down projection's weight or module.
     """
@@ -177,7 +180,9 @@ class PruneOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """Prunings by tensor name, notes on FFNs that are not pruned, and the count of bytes that the choice read."""
+    """The result of choosing: prunings by tensor name, notes on FFNs that are not pruned, and the number of
+    bytes read.
+    """
 
     tensors: Mapping[str, Pruning] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -308,7 +313,9 @@ def channel_norms(tensor: Tensor, axis: int) -> Array:
 def _factors(
     ffn: Ffn, source: Mapping[str, Tensor], activations: Mapping[str, Tensor] | None
 ) -> tuple[Sequence[str], Array | None]:
-    """Return the matrices whose norms are multiplied, and the activations if given."""
+    """Return the matrices of an FFN whose norms are multiplied, and the vector of its channels' activations if
+    given.
+    """
     if activations is None:
         return (*ffn.inputs, ffn.down), None
     return (ffn.down,), _activation(ffn, activations)

@@ -1,1 +1,1 @@
-"""Facts about chips, with the evidence for each."""
+"""Properties of the Neural Engine's chips, with the evidence for each, and computations with them."""

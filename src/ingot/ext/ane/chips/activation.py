@@ -81,7 +81,9 @@ class ActivationLut:
 
     @property
     def outside(self) -> str:
-        """``clamp`` if the clamps are at the end knots, else ``line``."""
+        """The rule for inputs beyond the end knots: ``clamp`` if the input clamps are at the end knots, else
+        ``line``.
+        """
         ends = self.knot_inputs[[0, -1]].astype(np.float16)
         return CLAMP if (self.lo, self.hi) == tuple(ends) else LINE
 
@@ -233,7 +235,7 @@ def _resolve(function: str | Function, interval: tuple[float, float] | None) -> 
 
 
 def _halves(low: float, high: float) -> Array:
-    """Return every finite float16 from low to high, ascending."""
+    """Return every finite float16 number from ``low`` to ``high``, ascending."""
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     inside = every[np.isfinite(every) & (every >= low) & (every <= high)]
     return np.unique(inside.astype(np.float32)).astype(np.float16)
@@ -319,7 +321,7 @@ class _Domains:
     def _smallest_error(
         self, records: list[ActivationLut], selected: Array | None
     ) -> tuple[float, ActivationLut | None]:
-        """Return the smallest maximum error of a record over the selected inputs (None: all), and this record."""
+        """Return the record whose largest error over the selected inputs (None: all) is smallest, after this error."""
         if not records:
             return math.inf, None
         inputs, exact = (
@@ -333,7 +335,9 @@ class _Domains:
 def _records(
     call: Function, interval: tuple[float, float], domain: tuple[float, float], modes: tuple[str, ...]
 ) -> list[ActivationLut]:
-    """Return the records to try over one domain: knots on the curve, and knots that balance the error, in each mode."""
+    """Return the records to try over one domain, in each of ``modes``: knots on the curve, and knots that balance
+    errors.
+    """
     scale = np.float16(2 * _REACH / max(domain[1] - domain[0], 1e-9))
     shift = np.float16(-_REACH - domain[0] * float(scale)) if domain[0] != -domain[1] else np.float16(0)
     if not (np.isfinite(scale) and scale > 0 and np.isfinite(shift)):

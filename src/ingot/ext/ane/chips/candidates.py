@@ -58,7 +58,7 @@ def candidates(elements: int, channels: int, nonzeros: int | None = None) -> Ite
 
 
 def outcomes(chip: Chip, conditions: Conditions) -> dict[str, Decision]:
-    """Return the decision for every candidate on a chip, by label; it does not depend on the size."""
+    """Return by label the decision of ``chip`` for every candidate form; the weight's size does not matter."""
     return {label: decide(storage_form, chip, conditions) for label, storage_form in candidates(1 << 20, 1 << 10)}
 
 
@@ -91,7 +91,7 @@ def nearest_better(
 
 
 def _special(label: str, storage_form: StorageForm) -> bool:
-    """Return whether a candidate has several codebooks or vectors, so that its width alone does not determine it."""
+    """Return whether the label of a candidate does not determine it, because it has several codebooks or vectors."""
     return " " in label and not (label.startswith("palette4 per") and storage_form.codebooks > 1)
 
 

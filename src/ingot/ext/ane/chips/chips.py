@@ -69,7 +69,7 @@ class Chip:
         return self.cells[key]
 
     def value(self, key: str) -> Any:
-        """Return a cell's value.
+        """Return the value of the cell ``key``.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class Chip:
         return cell.value
 
     def published(self, key: str) -> Cell | None:
-        """Return a cell that exists and has a value, else None."""
+        """Return the cell ``key`` if it exists and its value is published; else None."""
         cell = self.cells.get(key)
         return cell if cell is not None and cell.value is not None else None
 
@@ -210,7 +210,7 @@ def contradictions() -> Mapping[str, Contradiction]:
 
 @cache
 def data(name: str) -> Mapping[str, Any]:
-    """Return the content of a data file of this folder; it is parsed once and shared, so callers must not change it."""
+    """Return the parsed data file ``name`` of this folder. It is shared, so callers must not change it."""
     return tomllib.loads(resources.files(__package__).joinpath("data", f"{name}.toml").read_text("utf-8"))
 
 

@@ -61,14 +61,14 @@ def moved_bytes(storage_form: StorageForm, decision: Decision) -> int:
 
 
 def widened(storage_form: StorageForm, bits: int) -> StorageForm:
-    """Return a palette, or a sparse palette, with indices of ``bits``, and codebooks of the matching size."""
+    """Return the form of a palette, or of a sparse palette, after its indices were widened to ``bits``."""
     if storage_form.inner is not None:
         return replace(storage_form, inner=widened(storage_form.inner, bits))
     return replace(storage_form, bits=bits)
 
 
 def rate(storage_form: StorageForm, decision: Decision, chip: Chip) -> Cell | None:
-    """Return the bandwidth for a form on a chip, in units of 10**9 bytes per second; None if it is not published."""
+    """Return the bandwidth at which a weight's bytes move, in 10**9 bytes per second; None if it is not published."""
     keys = ["bandwidth"]
     if decision.streams:
         inner = storage_form.inner.category if storage_form.inner is not None else None
@@ -81,7 +81,10 @@ def rate(storage_form: StorageForm, decision: Decision, chip: Chip) -> Cell | No
 def predict(
     storage_form: StorageForm, decision: Decision, chip: Chip, conditions: Conditions = ORDINARY
 ) -> Time | None:
-    """Return the predicted time of a layer; None if the weight is refused or no bandwidth is published."""
+    """Return the predicted time of a layer on ``chip``.
+
+    None if the chip refuses the weight, or if no bandwidth is published.
+    """
     bandwidth = rate(storage_form, decision, chip)
     floor = chip.published("floor")
     if bandwidth is None or decision.outcome == "refused":
@@ -119,7 +122,7 @@ def multiplications(storage_form: StorageForm, chip: Chip, conditions: Condition
 
 
 def budget(storage_form: StorageForm, decision: Decision, chip: Chip) -> Budget:
-    """Return the use of memory on the chip; ``cap = hal[0x210] if streams and hal[0x48f] else hal[0x200]``.
+    """Return the use of memory on the chip by a weight; the limit is ``streamed_cap`` or ``dense_cap`` of the chip.
 
     The limit applies to the size of one weight tile (per Neural Engine core, as the M6 study measured it). If a tile
     exceeds the limit, the engine needs several passes.

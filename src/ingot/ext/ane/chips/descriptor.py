@@ -21,8 +21,10 @@ from ingot.ext.ane.chips.chips import Cell, Chip, data
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A coefficient stream: the section that it carries, its registers, and (``later``) the address of the first
-    register from H16 on, according to FT."""
+    """A coefficient stream: the section of a kernel unit that it carries, and its registers.
+
+    ``later`` is the address of the first register from H16 on, according to FT.
+    """
 
     name: str
     section: str
@@ -72,7 +74,7 @@ def type_numbers() -> Mapping[str, int]:
 
 
 def winograd_cell(key: str) -> Cell:
-    """Return a fact about Winograd: ``tiles``, ``floor_float``, ``floor_integer`` or ``floor_packed``."""
+    """Return the cell ``key`` about Winograd: ``tiles``, ``floor_float``, ``floor_integer`` or ``floor_packed``."""
     row = data("descriptor")["winograd"][key]
     return Cell(row["value"], row["evidence"], row["source"], row.get("contradiction"))
 

@@ -99,7 +99,10 @@ def _without_form(storage_form: StorageForm, chip: Chip, conditions: Conditions)
 
 
 def _assumed(storage_form: StorageForm, chip: Chip, conditions: Conditions) -> Decision | None:
-    """Return the outcome that the user assumes for this form, unless a condition of the layer prevents streaming."""
+    """Return the outcome that the user assumes for this form; None if there is none.
+
+    A condition of the layer that prevents streaming takes precedence.
+    """
     cell = chip.outcomes.get(storage_form.label)
     if cell is None or cell.evidence != ASSUMED:
         return None
@@ -275,7 +278,7 @@ def _sparse_integers(storage_form: StorageForm, inner: StorageForm, chip: Chip) 
 
 
 def _legality_cells(storage_form: StorageForm, chip: Chip) -> list[Cell]:
-    """Return the cells that make a form legal; a decision to stream depends on them."""
+    """Return the cells that must permit a form so that the engine has it; a decision to stream depends on them."""
     inner = storage_form.inner if storage_form.category == SPARSE else storage_form
     if inner is None or inner.category != PALETTE:
         return _variant_cells(storage_form, chip)

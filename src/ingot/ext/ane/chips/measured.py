@@ -12,7 +12,10 @@ from ingot.ext.ane.chips.storage_form import DENSE, INTEGER, PALETTE, SPARSE, St
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measurement and its prediction in milliseconds; ``fitted``: the model's constants were fitted to this group."""
+    """A published measurement of a layer, and its prediction, both in milliseconds.
+
+    ``fitted`` is true if constants of the model were fitted to measurements of this group.
+    """
 
     chip: str
     weights: int
@@ -57,7 +60,7 @@ def measured_rows() -> list[Row]:
 
 
 def _storage_form(label: str, weights: int, density: float) -> StorageForm:
-    """Return the storage form of a label for a square matrix of ``weights`` elements."""
+    """Return the storage form that ``label`` names, for a square matrix of ``weights`` elements."""
     nonzero_count = round(weights * density)
     return {
         "dense": StorageForm(DENSE, weights),

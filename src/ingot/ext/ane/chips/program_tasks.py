@@ -50,7 +50,7 @@ class Task:
 
     @property
     def engines(self) -> int:
-        """Number of engine cores among which the groups of channels are distributed in turn."""
+        """The number of engine cores among which the groups of channels are distributed in turn."""
         return 1 << self["Common.Cfg.ActiveNE"]
 
     @property

@@ -165,7 +165,10 @@ def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts
 
 
 def _shifted(params: Mapping[str, Any], bits: int) -> bool:
-    """Return whether the zero point differs from the middle of the range; the middle only makes the codes signed."""
+    """Return whether the weight needs zero points on the engine.
+
+    The middle code as zero point needs none: it only makes the codes signed.
+    """
     point = params.get("zero_point")
     return bool(point) and (params.get("signed") is True or point != 1 << (bits - 1))
 

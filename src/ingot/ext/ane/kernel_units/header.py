@@ -87,7 +87,7 @@ class Header:
 
     @property
     def per_channel(self) -> int:
-        """Number of weights per output channel."""
+        """The number of weights per output channel."""
         return prod(self.shape[1:])
 
     @property
@@ -98,7 +98,7 @@ class Header:
 
     @property
     def scales(self) -> int:
-        """Number of scales per output channel."""
+        """The number of scales per output channel."""
         return -(-self.per_channel // self.block) if self.flags & BLOCKS else 1
 
     def stride(self, section: str) -> int:
@@ -135,7 +135,7 @@ def align(size: int, multiple: int = TILE) -> int:
 
 
 def groups(header: Header) -> Iterator[tuple[int, int, int]]:
-    """Yield tile, first channel and channel count of every group, in the order of the records.
+    """Yield the tile, the first channel and the number of channels of each group, in the order of the records.
 
     Group g starts at channel ``g * ocg`` and belongs to tile ``g mod tiles`` (claim B20: core c = c mod N).
     """

@@ -236,7 +236,7 @@ def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
 
 
 def _geometry(weight: KernelWeight, chip: Chip) -> Header:
-    """Return the header without sections; the size of a group is at least one vector."""
+    """Return the unit's header for ``weight`` without its sections; a group has at least one vector of channels."""
     ocg = max(weight.vector, channels_per_group(weight.shape, chip))
     tiles = int(chip.value("weight_tiles"))
     return Header(
@@ -306,8 +306,7 @@ def _assemble(weight: KernelWeight, header: Header, contents: dict[str, bytes]) 
 
 
 def _section_fields(weight: KernelWeight, records: int) -> dict[str, tuple[int, int, int]]:
-    """Return the count, the type number and the bits of each section, as the task descriptor has them (claim B25 of
-    ``spec/ane.md``)."""
+    """Return for each section its count, type number and bits, as a task descriptor has them (claim B25)."""
     channels = weight.shape[0]
     code = weight.kernel_format
     palette = weight.codebooks is not None

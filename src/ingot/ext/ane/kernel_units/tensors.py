@@ -111,7 +111,7 @@ class DecodedCache:
 
 
 class _Values(MemorySource):
-    """Byte source of a unit's decoded values."""
+    """A byte source of a unit's weights as float16, decoded when they are read."""
 
     mapped = False
 
@@ -261,7 +261,7 @@ class _WeightReader:
         return Tensor(self._unit.name, header.shape, dtype, layout.codec, parts, layout.attributes())
 
     def _runs(self) -> tuple[Array, Array, int]:
-        """Return the runs of masks and of values of all groups, ordered by channel, and the number of stored values."""
+        """Return the bit runs of the masks and of the values, ordered by channel, and the number of stored values."""
         header = self._header
         stream = self._header.sections["weights"]
         per_channel = header.per_channel

@@ -39,7 +39,7 @@ class ArrayFile:
         sink.write_at(0, head)
 
     def write(self, data: Buffer) -> None:
-        """Append values, in bytes.
+        """Append ``data``, bytes of the array's values.
 
         Raises ``UsageError`` ``writer.length`` for more bytes than the shape has.
         """

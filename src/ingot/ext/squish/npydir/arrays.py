@@ -81,7 +81,7 @@ _USUAL = 512
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One open array: its name, header and byte source.
+    """An array file that was opened and whose header was checked.
 
     ``head`` are the bytes of the header. ``values`` is a source of the same file; it is in memory if the file is small.
     """
@@ -95,8 +95,10 @@ class Array:
 
 @dataclass(slots=True)
 class Group:
-    """The files of one tensor: path by suffix for the arrays that Ingot reads, and for the others a description by
-    suffix."""
+    """The array files of one tensor, by suffix.
+
+    ``paths`` are those that Ingot reads; ``foreign`` are descriptions of the others.
+    """
 
     key: str
     paths: dict[str, str] = field(default_factory=dict)

@@ -127,10 +127,10 @@ def _quantized_arrays(spec: TensorSpec) -> tuple[ArraySpec, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _StorageForm:
-    """A quantized layout that a Squish directory can store: the suffixes of its arrays, the type of its codes and of
-    its scales.
+    """A quantized layout that a Squish directory can store, and the arrays that store it.
 
-    If ``flat_group`` is true, a scale serves a run of ``FLAT_GROUP`` elements in row-major order, whatever the shape.
+    The fields are the suffixes of the arrays, the type of codes, and the type of scales. If ``flat_group`` is true, a
+    scale serves a run of ``FLAT_GROUP`` elements in row-major order, whatever the shape.
     """
 
     suffixes: tuple[str, ...]

@@ -140,7 +140,7 @@ class NpyFormat(Format):
         return sum(len(npy.encode(spec.dtype, spec.shape)) + spec.parts[0].at_most for spec in artifact.tensors)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpyWriter:
-        """Return a writer.
+        """Return a writer of one ``.npy`` file per tensor.
 
         Raises ``UnsupportedError`` ``npydir.carry`` for a tensor that the format cannot store.
         """
@@ -217,8 +217,10 @@ def _arrays(names: Sequence[str]) -> list[str]:
 
 
 def _tensor_names(files: Sequence[str]) -> list[str]:
-    """Return the tensor names of the files: squish's code writes ``a__b.npy`` where its document specifies
-    ``a.b.npy``."""
+    """Return the tensor names for the names of array files.
+
+    squish's code writes ``a__b.npy`` where its document specifies ``a.b.npy``.
+    """
     stems = [name.removesuffix(SUFFIX) for name in files]
     are_safe_keys = any("__" in stem for stem in stems) and not any("." in stem for stem in stems)
     return [stem.replace("__", ".") for stem in stems] if are_safe_keys else stems

@@ -87,7 +87,7 @@ def header_span(head: bytes, location: str) -> int:
 
 
 def parse(head: bytes, location: str) -> NpyHeader:
-    """Return the checked header.
+    """Return the element type, the shape and the offset of values that a file's header states, after checking it.
 
     ``head`` are the first ``header_span`` bytes of the file: the preamble and the header.
 
@@ -107,7 +107,7 @@ def parse(head: bytes, location: str) -> NpyHeader:
 
 @lru_cache(maxsize=1024)
 def _parse(head: bytes) -> NpyHeader:
-    """Return the checked header; results are cached, because equal layers have equal headers."""
+    """Return the header in ``head``, checked. Results are cached, because equal layers have equal headers."""
     text = head[10 if head[6] == 1 else 12 :]
     shape, fortran_order, dtype = _evaluate(head, text)
     name = _element_type(dtype, text)

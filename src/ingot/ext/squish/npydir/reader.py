@@ -40,7 +40,10 @@ _MAX_PROGRESS = 16 << 20
 
 @dataclass(slots=True)
 class _Reading:
-    """State of a read: the store, its options, and the headers, open sources and unused storage forms so far."""
+    """The state of reading a directory: its store and options, and the headers and sources opened so far.
+
+    ``unused`` are notes on storage forms that are not read.
+    """
 
     store: Store
     verify: bool
@@ -181,7 +184,7 @@ def _check_header(array: Array, expected: str) -> None:
 
 
 def _check_other(tensor: Tensor, other_form: StorageForm, group: Group, entry: Entry | None, reading: _Reading) -> None:
-    """Check a storage form that was not chosen; an incomplete form is only recorded as unused."""
+    """Check a storage form of a tensor that was not chosen, if it is complete; note an incomplete one as unused."""
     if other_form.bits == 4 and "q" in group.paths and not reading.int4_ready:
         reading.unused.append(f"{group.key}: four bits, not marked as complete by {INT4_READY}")
         return

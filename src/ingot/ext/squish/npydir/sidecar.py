@@ -20,9 +20,9 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Data of one tensor: its logical element type, and by array suffix the digest of the values (None if not
-    computed).
+    """The entry of a tensor in ``ingot.json``.
 
+    ``dtype`` is its logical element type, ``digests`` are those of the values by array suffix (None if not computed).
     ``heads`` are the digests of the files' headers by suffix; a header contains the shape and type of the values.
     """
 

@@ -118,11 +118,11 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The decoded description of a storage form's arrays: shape of the original tensor, layout, and part by role.
+    """The layout that arrays of a storage form describe, and which array each part is read from.
 
-    ``parts`` maps each role to the element type and the array suffix of its part. ``lengths`` are sizes in bytes of
-    parts that are shorter than their arrays. ``tables`` are the parts without an array: element type and values by
-    role.
+    ``shape`` is that of the original tensor. ``parts`` maps each role to the element type and the array suffix of its
+    part. ``lengths`` are sizes in bytes of parts that are shorter than their arrays. ``tables`` are the parts without
+    an array: element type and values by role.
     """
 
     shape: Shape
@@ -279,8 +279,10 @@ def _affine(
     location: str,
     suffixes: tuple[str, ...],
 ) -> Stored:
-    """Return the stored tensor; its layout gets the matrix of the codes if that differs from the tensor's last
-    dimension."""
+    """Return the description of an affine tensor whose codes are a matrix of shape ``matrix``.
+
+    The layout gets this matrix if it differs from the tensor's own.
+    """
     shape = _shape(declared_shape, matrix, location)
     with_matrix = layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
     types = ("u8", layout.scales, layout.scales)
@@ -371,8 +373,10 @@ def _nf4(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str
 
 
 def _int3(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
-    """Return the tensor of MiLo's three-bit form: eight row-major codes in three bytes, a scale and a zero point per
-    run."""
+    """Return the description of MiLo's three-bit form.
+
+    Eight codes in row-major order take three bytes; a run of codes has a scale and a zero point.
+    """
     if len(arrays["q3"].header.shape) == 2:
         raise UnsupportedError(
             "expected three-bit codes packed eight in three bytes, found a matrix of codes: squish has layouts that "
@@ -418,7 +422,7 @@ def _run_length(size: int, runs: int) -> int | None:
 
 
 def _milo(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
-    """Return the tensor of the three-bit form with two factors that correct its quantization error."""
+    """Return the description of MiLo's three-bit form with two factors that correct its quantization error."""
     inner = _int3(arrays, declared_shape, location, dtype)
     rows, cols = matrix_shape(inner.shape)
     rank = _check_array(arrays["lra"], SCALE)[1]

@@ -37,7 +37,7 @@ _INT4 = ("q4", "q4a")
 
 
 class _ValueHasher:
-    """Hasher of values in the tensor's element type while they are written in a wider type."""
+    """Computes the digest of values in the tensor's element type, from values written in a wider type."""
 
     def __init__(self, digest: str, stored: str, dtype: str) -> None:
         self._hasher = checksums.hasher(digest)
@@ -63,7 +63,7 @@ class _ValueHasher:
 
 @dataclass(slots=True)
 class _Array:
-    """An open array file, and the hasher of its values for ``ingot.json`` (None without digests)."""
+    """An array file that is being written, and the hasher of its values for ``ingot.json`` (None without digests)."""
 
     file: ArrayFile
     digest: _ValueHasher | None
@@ -75,7 +75,7 @@ class _Array:
 
 
 class NpydirWriter(FormatWriter):
-    """Writer of a Squish directory."""
+    """Writer of a Squish directory: its arrays, manifest, ``ingot.json`` and sentinels."""
 
     writes_shapes = True
     """Whether the original shape of a quantized tensor is stored in an array."""
@@ -112,7 +112,7 @@ class NpydirWriter(FormatWriter):
             )
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append bytes to a part."""
+        """Append bytes to the array of the part ``role``."""
         self._order.write(role, memoryview(data).nbytes)
         self._open[role].write(data)
 
@@ -203,32 +203,38 @@ def is_quantized(arrays: Sequence[ArraySpec]) -> bool:
 
 
 def shape_values(shape: Sequence[int]) -> bytes:
-    """Return the values of a shape's array: little-endian 64-bit integers."""
+    """Return the values of the array that stores a tensor's shape: little-endian 64-bit integers."""
     return struct.pack(f"<{len(shape)}q", *shape)
 
 
 def shape_file(shape: Sequence[int]) -> bytes:
-    """Return the bytes of the ``.npy`` file that stores a shape."""
+    """Return the bytes of the ``.npy`` file that stores a tensor's shape."""
     return npy.encode("i64", (len(shape),)) + shape_values(shape)
 
 
 def shape_digest(shape: Sequence[int], digest: str | None) -> str | None:
-    """Return the digest of the values of a shape's array; None without digests."""
+    """Return the digest, of the algorithm ``digest``, of the array that stores a shape; None if ``digest`` is None."""
     return None if digest is None else checksums.digest(digest, shape_values(shape))
 
 
 def head_digest(digest: str, dtype: str, shape: Sequence[int]) -> str:
-    """Return the digest of an array's header."""
+    """Return the digest, of the algorithm ``digest``, of the header of an array with this dtype and shape."""
     return checksums.digest(digest, npy.encode(dtype, shape))
 
 
 def _shape_head(shape: Sequence[int], digest: str | None) -> dict[str, str]:
-    """Return the digest of the header of a shape's array by suffix; empty without digests."""
+    """Return the entry of ``heads`` for the array that stores a tensor's shape: its suffix to its header's digest.
+
+    Empty if ``digest``, the algorithm, is None.
+    """
     return {} if digest is None else {"shape": head_digest(digest, "i64", (len(shape),))}
 
 
 def _heads(arrays: Sequence[ArraySpec], digest: str | None) -> dict[str, str]:
-    """Return the digests of the headers of a tensor's arrays by suffix; empty without digests."""
+    """Return the entries of ``heads`` for a tensor's arrays: each suffix to the digest of the array's header.
+
+    Empty if ``digest``, the algorithm, is None.
+    """
     return {} if digest is None else {item.suffix: head_digest(digest, item.dtype, item.shape) for item in arrays}
 
 

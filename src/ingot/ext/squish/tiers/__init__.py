@@ -1,1 +1,1 @@
-"""The prepared forms (tiers) of a Squish directory: choose, build, verify."""
+"""Tiers: copies of a Squish directory's weights, prepared for runtimes; they are chosen, built and checked here."""

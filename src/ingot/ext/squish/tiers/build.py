@@ -59,7 +59,7 @@ class BuildReport(Reportable):
     requantized: int = 0
 
     def report(self) -> Report:
-        """Return all figures."""
+        """Return the report of a build: the tier, its path and size, the seconds, and its quality."""
         outcome = "built in {seconds}" if self.built else "complete already"
         lines = quality(self.raised, self.gate)
         if self.requantized:
@@ -198,7 +198,7 @@ def _build(directory: Directory, tier: Tier, options: BuildOptions) -> ReusableT
 
 
 def _maker(source: Location, target: Location, tier: Tier, options: BuildOptions) -> Callable[[Recipe], object]:
-    """Return a function that converts the source tensors to the tier by a recipe.
+    """Return a function that converts the tensors at ``source`` to the tier at ``target``, given a recipe.
 
     Models that mlx_lm cannot open have packed tiers too, because Ingot loads them; these tiers keep the tensor names.
     """
@@ -226,7 +226,7 @@ def _maker(source: Location, target: Location, tier: Tier, options: BuildOptions
 
 
 def _require_own(directory: Directory, tier: Tier) -> None:
-    """Refuse to write through links: in a downloaded directory they could lead to any file."""
+    """Raise ``tier.link`` if a path of the tier is a link: in a downloaded directory it could lead to any file."""
     for name in (tier.path, *tier.marks):
         if directory.is_link(name):
             raise ResourceError(
@@ -237,7 +237,7 @@ def _require_own(directory: Directory, tier: Tier) -> None:
 
 
 def _raised(location: Location, tier: Tier) -> tuple[str, ...]:
-    """Return the tensors of a packed tier that have more bits than its name states."""
+    """Return the names of a packed tier's tensors whose codes have more bits than the tier's name states."""
     if tier.bits is None:
         return ()
     with open_checkpoint(location, verify=False) as checkpoint:
@@ -249,7 +249,10 @@ def _stamps(store: Store) -> dict[str, Stamp]:
 
 
 def _buildable(location: Location, *tiers: Tier, rule: str = "tier.no-source") -> Directory:
-    """Return the directory of a location if it has source tensors; refuse tiers that are not built from them."""
+    """Return the Squish directory at ``location``, which must have source tensors.
+
+    Raises ``UsageError`` for another folder, and for ``tiers`` that are not built from the source tensors.
+    """
     if not is_squish_directory(location):
         raise UsageError(
             "expected a Squish directory: a folder with manifest.json and tensors/",

@@ -32,10 +32,9 @@ _ROUNDING = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen tier.
+    """The tier that a runtime loads, and the reasons for the choice.
 
-    ``location`` can be opened with ``ingot.open``. ``why`` is the reason for the choice; ``skipped`` has the reasons
-    against the tiers before it.
+    ``location`` can be opened with ``ingot.open``. ``skipped`` has the reasons against the tiers before it.
     """
 
     location: Location

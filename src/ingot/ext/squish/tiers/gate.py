@@ -43,7 +43,11 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The result of a gate for a tier: two perplexities, and the number of builds of the tier (``rounds``)."""
+    """The result of a gate for a tier: the perplexities of the source and of the tier.
+
+    ``text`` identifies the measurement, ``max_rise`` is the limit, and ``rounds`` the number of times the tier was
+    built.
+    """
 
     text: str
     max_rise: float
@@ -177,7 +181,9 @@ class Search:
 
 
 def with_threshold(recipe: Recipe, ratio: float) -> Recipe:
-    """Return a recipe whose measured rules require ``ratio`` dB or more from their first candidate."""
+    """Return a recipe whose rules with candidates accept their first one only from ``ratio`` dB on, or their
+    own limit.
+    """
 
     def with_min_snr(choice: Any) -> Any:
         if not isinstance(choice, Measured) or choice.min_snr_db is None:

@@ -51,7 +51,7 @@ _INT8 = ("q", "s")
 
 @dataclass(frozen=True, slots=True)
 class Int4Report(Reportable):
-    """The result of ``add_int4``.
+    """The result of ``add_int4``: the tensors by treatment, and the sizes of both forms.
 
     ``converted`` are the tensors that got a four-bit form now; ``unchanged`` are those that stay at eight bits, because
     no group size divides their columns. ``int8_bytes`` and ``int4_bytes`` are the sizes of the files of the tensors
@@ -77,7 +77,7 @@ class Int4Report(Reportable):
         return 100 * (1 - self.int4_bytes / self.int8_bytes) if self.int8_bytes else 0.0
 
     def report(self) -> Report:
-        """Return all figures."""
+        """Return a report with all figures."""
         figures = [
             *figures_of(self, "savings_pct"),
             Figure("count", len(self.converted), "count", data=False),
@@ -91,7 +91,7 @@ class Int4Report(Reportable):
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The plan of the added arrays.
+    """The plan of adding four-bit arrays to a directory.
 
     ``keys`` has the safe keys of the tensors that have both forms afterwards, ``added`` those of the tensors that get
     the four-bit form now. ``unchanged`` are the tensors that stay at eight bits. ``int8_size`` and ``int4_size`` are
@@ -219,7 +219,7 @@ def _plan(source: Source, options: Int4Options) -> _Planned:
 
 
 def _four_bits(store: Store) -> bool:
-    """Return whether a tensor has a four-bit form, or the sentinel of four-bit forms exists."""
+    """Return whether the directory has four-bit arrays, or the sentinel that marks them as complete."""
     return store.exists(INT4_READY) or any(name.endswith("__q4a.npy") for name in store.names(FOLDER))
 
 
@@ -245,8 +245,10 @@ def _require_requested(tensor: Tensor, layout: AffineLayout, options: Int4Option
 
 
 def _group(cols: int, options: Int4Options) -> int | None:
-    """Return the number of columns that share a scale: the requested number, else the largest smaller power of two that
-    divides the columns; None if there is none."""
+    """Return the number of columns that share a scale in rows of ``cols`` columns.
+
+    It is the requested number, else the largest smaller power of two that divides the columns; None if there is none.
+    """
     group = options.group or GROUP
     while group >= MIN_GROUP:
         if cols % group == 0:
@@ -256,8 +258,10 @@ def _group(cols: int, options: Int4Options) -> int | None:
 
 
 def _step(tensor: Tensor, layout: AffineLayout, options: Int4Options) -> Encode | None:
-    """Return the step that encodes a tensor, decoded to f32 as the matrix of its codes, to four bits; None if no group
-    size fits."""
+    """Return the step that encodes a tensor to four bits; None if no group size fits.
+
+    The tensor is decoded to f32, in the shape of the matrix of its codes.
+    """
     rows, cols = layout.matrix_of(tensor.shape)
     group = _group(cols, options)
     if group is None:

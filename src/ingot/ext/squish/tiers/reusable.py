@@ -75,7 +75,10 @@ def reusable_tensors(location: Location, tier: Tier) -> ReusableTensors:
 
 
 def _bits(tensor: Tensor) -> int:
-    """Return the bits of a code; 8 for lossless codecs, and 4 for other lossy codecs without a parameter ``bits``."""
+    """Return the bits of a tensor's codes.
+
+    This is 8 for lossless and unknown codecs, and 4 for lossy ones without the parameter ``bits``.
+    """
     if tensor.codec == AffineLayout.codec:
         return int(tensor.params["bits"])
     return (

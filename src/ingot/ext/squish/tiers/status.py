@@ -225,7 +225,9 @@ def _built(store: Store, tier: Tier) -> tuple[str, str]:
 
 
 def _state_by_record(store: Store, tier: Tier, written: sentinel.Sentinel) -> tuple[str, str]:
-    """Return the state of a tier by comparing it with the record that Ingot wrote at its build."""
+    """Return the state of a tier that Ingot built, and the reason, by comparing the files with the sentinel's
+    record.
+    """
     if written is sentinel.UNREADABLE:
         return DAMAGED, "the sentinel's record is damaged, or of a later version of Ingot"
     if written.tier != tier.name:
@@ -241,7 +243,10 @@ def _state_by_record(store: Store, tier: Tier, written: sentinel.Sentinel) -> tu
 
 
 def _state_by_times(store: Store, tier: Tier, mark: str, files: list[str]) -> tuple[str, str]:
-    """Return the state of a tier with another program's sentinel, which has no record: check times, names, shapes."""
+    """Return the state of a tier with another program's sentinel, and the reason.
+
+    The sentinel has no record, so times, names and shapes are compared.
+    """
     mark_time = store.stat(mark).mtime_ns
     mark_name = mark.rpartition("/")[2]
     source = source_files(store)

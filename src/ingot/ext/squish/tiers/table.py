@@ -82,7 +82,7 @@ OTHER_MARKS = {"4bit": "squish_4bit/.squish_4bit_ready", "3bit": "squish_3bit/.s
 
 
 def tier_of(name: str) -> Tier:
-    """Return the tier of this name. Raises ``UsageError`` ``tier.unknown``."""
+    """Return the tier called ``name``. Raises ``UsageError`` ``tier.unknown``."""
     if name not in TIERS:
         raise UsageError(
             f"expected a tier {', '.join(TIERS)}, found {name!r}{did_you_mean(name, TIERS)}", rule="tier.unknown"

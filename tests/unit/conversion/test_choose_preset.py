@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from ingot.conversion.choose_preset import choose
+from ingot.conversion.preset_fit import container_for, holds, presets_held, presets_of, quantizes
 from ingot.errors import UsageError
 from ingot.formats.detect import FORMATS
 from ingot.recipes.llama_types import MIXTURES, available_types, preset_of_type
 from ingot.recipes.load import ALL_PRESETS, load_recipe
-from ingot.runtimes.choose import choose
-from ingot.runtimes.fit import container_for, holds, presets_held, presets_of, quantizes
 from ingot.runtimes.table import BUILT_IN, RUNTIMES
 from ingot.stores.location import Location
 
@@ -26,9 +26,9 @@ def chosen(out: str = "out", **options: Any) -> tuple[str, str, str, str]:
     [
         ("out", {"runtime": "vllm"}, ("vllm", "compressed-tensors", "w4a16", "w4a16-calibrated")),
         ("out", {"runtime": "vLLM", "bits": 8}, ("vllm", "compressed-tensors", "w8a16", "")),
-        ("out", {"runtime": "vllm", "bits": 16}, ("vllm", "safetensors", "keep", "")),
+        ("out", {"runtime": "vllm", "bits": 16}, ("vllm", "safetensors", "16bit", "")),
         ("out", {"runtime": "vllm", "format": "gptq"}, ("vllm", "gptq", "w4a16", "w4a16-calibrated")),
-        ("out", {"runtime": "mlx-lm", "bits": 3}, ("mlx", "mlx", "mlx-3bit", "")),
+        ("out", {"runtime": "mlx-lm", "bits": 3}, ("mlx", "mlx", "mlx-3bit", "mlx-3bit-calibrated")),
         ("x.gguf", {}, ("llama.cpp", "gguf", "q4_k", "q4_k-calibrated")),
         ("x.gguf", {"bits": 8}, ("llama.cpp", "gguf", "q8_0", "")),
         ("x.gguf", {"type": "q6_K"}, ("llama.cpp", "gguf", "Q6_K", "Q6_K-calibrated")),

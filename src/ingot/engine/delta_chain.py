@@ -27,7 +27,7 @@ Routes = TensorMap[PatchChain]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One delta of a chain: the opened file and its description."""
+    """A delta in a chain: its opened file, and the description in the file's metadata."""
 
     checkpoint: Checkpoint
     info: DeltaInfo
@@ -58,7 +58,7 @@ def link_of(checkpoint: Checkpoint) -> Link:
 
 
 def base_routes(base: Mapping[str, Tensor]) -> Routes:
-    """Return stage 0.
+    """Return the chains of stage 0, which contain only the base's tensors.
 
     Raises ``UnsupportedError`` ``codec.unknown``: a tensor without a decoder.
     """
@@ -74,7 +74,7 @@ def require_decoders(tensors: Mapping[str, Tensor]) -> None:
 
 
 def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
-    """Return the tensors of every stage, beginning with the base; names are in each delta's order.
+    """Return for every stage the chain of each tensor, beginning with the base; names are in each delta's order.
 
     Raises
     ------
@@ -98,7 +98,9 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
 
 
 def next_stage(before: Mapping[str, PatchChain], link: Link, stage: int) -> Routes:
-    """Return the tensors after one delta, from those ``before``; raises the errors of ``stages``."""
+    """Return the chains of the tensors after the delta ``link``, from those ``before``; raises the errors of
+    ``stages``.
+    """
     info = link.info
     routes = as_tensor_map(before)
     stray = next((name for name in link.checkpoint if _op(info, name) in (None, "same")), None)
@@ -171,7 +173,10 @@ def _require_codec(tensor: Tensor) -> None:
 
 
 def _require_rows(before: PatchChain, tensor: Tensor, base_shape: tuple[int, ...]) -> None:
-    """Refuse a change of shape except for the number of rows, and a result too large for the stored bytes."""
+    """Raise an error if a delta changes more of a shape than the number of rows, or if its result is too large.
+
+    The limit follows from the stored bytes.
+    """
     if before.shape != base_shape:
         raise _base_error(f"shape {list(base_shape)[:8]}", str(list(before.shape)))
     if not differ_in_rows(base_shape, tensor.shape):

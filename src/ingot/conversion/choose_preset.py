@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from ingot.artifacts.destination import format_of_suffix
+from ingot.conversion.preset_fit import container_for, holds, presets_held, presets_of
 from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 from ingot.formats.detect import FORMATS
 from ingot.recipes.llama_types import preset_of_type
 from ingot.recipes.load import ALL_PRESETS, load_recipe, preset_name
-from ingot.runtimes.fit import container_for, holds, presets_held, presets_of, quantizes
+from ingot.runtimes.accepts import why_not_a_file
 from ingot.runtimes.profile import RuntimeProfile
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
@@ -68,6 +70,10 @@ def choose(
     if container is not None:
         FORMATS.get_or_refuse(container)
     profile = _profile(runtime, type, container)
+    if runtime is not None and profile is not None and format is None and suffix is not None:
+        reason = why_not_a_file(profile, suffix.name, out.display)
+        if reason:
+            raise UsageError(f"{reason}: write -o {PurePosixPath(out.display).with_suffix('')}", rule="quantize.option")
     if profile is None and container is None:
         raise UsageError(
             "expected --for with a program (llama.cpp, vllm, mlx, transformers, ...), --type, or an output name with a "
@@ -140,10 +146,10 @@ def _in_container(
                 f"{profile.title} has no container for {subject}{hint}; its presets: {', '.join(names)}",
                 rule="quantize.preset",
             )
-    elif quantizes(recipe) and not holds(FORMATS[container], recipe):
+    elif not holds(FORMATS[container], recipe):
         names = presets_held(FORMATS[container])
         raise UsageError(
-            f"{container} cannot hold {subject}: it would be stored as 16 bits; presets that it holds: "
+            f"{container} cannot hold {subject}: it would be stored as plain values; presets that it holds: "
             f"{', '.join(names) or 'none'}",
             rule="quantize.preset",
         )

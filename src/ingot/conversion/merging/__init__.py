@@ -1,0 +1,1 @@
+"""Merging of full models: linear, SLERP, task arithmetic, TIES and DARE."""

@@ -1,0 +1,123 @@
+"""Round the matrices of a conversion while the model is calibrated: each layer's, as soon as its statistics exist.
+
+Statistics of a layer are deleted when its matrices are rounded, so that no file holds those of the full model. The
+rounded matrices wait in the staging folder until the conversion writes them; a resumed run continues after the last
+layer that was rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.core.registry import Registry
+from ingot.core.runtime.memory import anonymous_in_use, available_ram, parse_size
+from ingot.core.runtime.parallel import default_workers, ordered
+from ingot.model.calibration import Calibration, LayerResult
+from ingot.model.checkpoint import Checkpoint
+from ingot.model.statistics import Statistics
+from ingot.model.tensor import Array
+from ingot.quantization.tensor import Outcome, rounding_memory
+from ingot.views.rounded_view import Rounding, is_vocabulary
+
+# ``ingot.runtime`` imports this package, so that it is imported by name on first use.
+_CALIBRATIONS: Registry[Callable[..., Calibration]] = Registry(
+    "calibration", (("model", "ingot.runtime.calibration.calibrate:calibration_of"),)
+)
+
+
+def calibration_of(model: Any, *, max_ram: int | str | None, progress: Any = None) -> Calibration:
+    """Return a calibration over text that the model generates, which has not run yet; needs torch."""
+    return _CALIBRATIONS["model"](model, max_ram=max_ram, progress=progress)
+
+
+def round_by_layers(
+    rounded: Checkpoint,
+    rounding: Rounding,
+    calibration: Calibration,
+    folder: Path,
+    *,
+    resume: bool,
+    max_ram: int | str | None,
+    threads: int | None,
+) -> None:
+    """Calibrate, and round every matrix that gets statistics; fill in ``rounding.saved`` and ``rounding.outcomes``.
+
+    Parameters
+    ----------
+    rounded : Checkpoint
+        The view that rounds matrices when they are read, with the names of the statistics.
+    rounding : Rounding
+        Its choices; ``replace_statistics`` is set.
+    calibration : Calibration
+    folder : Path
+        Holds the rounded matrices until the conversion is complete; created if it does not exist.
+    resume : bool
+        Whether an earlier run may have left layers in ``folder``.
+    max_ram : int, str or None
+        The limit of memory in bytes; None for half of the free memory.
+    threads : int or None
+        The largest number of matrices that are rounded at once; None for one per processor.
+
+    Raises the errors of ``Calibration.run_by_layers`` and of rounding.
+    """
+    assert rounding.replace_statistics is not None
+    replace_statistics = rounding.replace_statistics
+    costs = {
+        name: rounding_memory(spec, rounded[name].shape, None, vocabulary=is_vocabulary(name)) + rounded[name].size * 4
+        for name, spec in rounding.choices.items()
+    }
+    limit = available_ram() // 2 if max_ram is None else parse_size(max_ram)
+    workers = threads or default_workers()
+
+    def process(statistics: Statistics, store: Callable[[Array, str], None]) -> Mapping[str, Any]:
+        names = _tensors_with(statistics, rounded, rounding)
+        replace_statistics(statistics)
+        before = set(rounding.outcomes)
+        free = limit - anonymous_in_use()
+        count = max(1, min(workers, free // max((costs[name] for name in names), default=1)))
+        for name, parts in zip(names, ordered(lambda name: _parts(rounded, name), names, count), strict=True):
+            for role, part in parts.items():
+                store(part, _key(name, role))
+        outcomes = [asdict(outcome) for name, outcome in rounding.outcomes.items() if name not in before]
+        return {"tensors": names, "outcomes": outcomes}
+
+    folder.mkdir(exist_ok=True)
+    results = calibration.run_by_layers(
+        process,
+        str(folder),
+        resume=resume,
+        identity=repr([sorted(rounding.choices.items()), sorted(rounding.dtypes.items())]),
+        reserve=max(costs.values(), default=0),
+    )
+    replace_statistics(results.statistics)
+    for layer in results.layers:
+        _restore(layer, rounded, rounding)
+
+
+def _tensors_with(statistics: Statistics, rounded: Checkpoint, rounding: Rounding) -> list[str]:
+    """Return the tensors to round that have statistics, for themselves or for an expert, in the view's order."""
+    names = {name.partition(":expert.")[0] for name in statistics.names}
+    return [name for name in rounded if name in rounding.choices and name in names]
+
+
+def _parts(rounded: Checkpoint, name: str) -> dict[str, Array]:
+    """Round a tensor; return its parts as bytes."""
+    parts = rounded[name].parts
+    return {role: np.frombuffer(part.source.view(0, part.source.size), np.uint8) for role, part in parts.items()}
+
+
+def _restore(layer: LayerResult, rounded: Checkpoint, rounding: Rounding) -> None:
+    for outcome in layer.record["outcomes"]:
+        rounding.outcomes[outcome["matrix"]] = Outcome(**outcome)
+    for name in layer.record["tensors"]:
+        arrays = {role: layer.arrays[_key(name, role)] for role in rounded[name].parts}
+        rounding.saved[name] = arrays
+
+
+def _key(name: str, role: str) -> str:
+    return f"{name}\n{role}"

@@ -1,0 +1,64 @@
+"""A calibration that has not run yet. Its statistics are collected all at once, or layer by layer without a file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.model.statistics import Statistics
+from ingot.model.tensor import Array
+
+ProcessLayer = Callable[[Statistics, Callable[[Array, str], None]], Mapping[str, Any]]
+"""Called with the statistics of a layer, and a function that stores an array under a key; returns a JSON object.
+
+The statistics are deleted after the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerResult:
+    """The object that ``ProcessLayer`` returned for a layer, and functions that read its stored arrays, by key."""
+
+    record: Mapping[str, Any]
+    arrays: Mapping[str, Callable[[], Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerResults:
+    """Results of all layers, and the statistics of all matrices without their full second moments."""
+
+    statistics: Statistics
+    layers: Sequence[LayerResult]
+
+
+class Calibration(ABC):
+    """A calibration of a model, with its options."""
+
+    @abstractmethod
+    def collect(self) -> Statistics:
+        """Return the statistics of all matrices, mapped from temporary files."""
+
+    @abstractmethod
+    def run_by_layers(
+        self, process: ProcessLayer, folder: str, *, resume: bool, identity: str, reserve: int
+    ) -> LayerResults:
+        """Call ``process`` with the statistics of each layer as soon as they are complete, and return its results.
+
+        Parameters
+        ----------
+        process : callable
+        folder : str
+            An existing folder for the activations and the results; the caller deletes it.
+        resume : bool
+            Whether to continue after the last layer that an earlier run finished in this folder.
+        identity : str
+            Text of everything that the results depend on besides the calibration.
+        reserve : int
+            Bytes of memory that ``process`` needs.
+
+        Raises
+        ------
+        UsageError
+            ``resume.changed``: the earlier run had other inputs or another identity.
+        """
