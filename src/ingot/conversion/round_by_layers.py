@@ -22,7 +22,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array
 from ingot.quantization.tensor import Outcome, rounding_memory
-from ingot.views.rounded_view import Rounding
+from ingot.views.rounded_view import Rounding, is_vocabulary
 
 # ``ingot.runtime`` imports this package, so that it is imported by name on first use.
 _CALIBRATIONS: Registry[Callable[..., Calibration]] = Registry(
@@ -68,7 +68,7 @@ def round_by_layers(
     assert rounding.replace_statistics is not None
     replace_statistics = rounding.replace_statistics
     costs = {
-        name: rounding_memory(spec, rounded[name].shape, None) + rounded[name].size * 4
+        name: rounding_memory(spec, rounded[name].shape, None, vocabulary=is_vocabulary(name)) + rounded[name].size * 4
         for name, spec in rounding.choices.items()
     }
     limit = available_ram() // 2 if max_ram is None else parse_size(max_ram)

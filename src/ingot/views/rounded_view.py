@@ -196,7 +196,7 @@ class _RoundedTensor:
         first = next(name for name, _ in matrices(self.tensor.name, shape))
         statistics = self._load_statistics().for_matrix(first) if self._statistics_ready else None
         cached = self._cache.limit * sum(int(spec.length or 0) for spec in self.layout.part_specs(shape))
-        vocabulary = role_of(self.tensor.name) in ("embedding", "head")
+        vocabulary = is_vocabulary(self.tensor.name)
         return rounding_memory(self.spec, shape, statistics, vocabulary=vocabulary) + self.tensor.nbytes + cached
 
     def _round(self) -> Mapping[str, memoryview]:
@@ -218,6 +218,11 @@ class _RoundedTensor:
         """
         grid = self.spec.grid
         return replace(grid, amax=self._magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
+
+
+def is_vocabulary(name: str) -> bool:
+    """Return whether a tensor is an embedding or a head, whose statistics have no G."""
+    return role_of(name) in ("embedding", "head")
 
 
 def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:

@@ -35,6 +35,7 @@ from ingot.runtime.layers.bf16_products import bf16_product
 
 LOGITS = 1 << 24
 """Elements of the logits that are computed together. The value affects which labels are drawn."""
+_TIED_HEAD = "tied-head.statistics"
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ class Passes:
             processed = self.work.finished(_processing(step))
             if processed is not None:
                 arrays |= self.work.arrays(_vectors(step), processed["vectors"])
-            elif not self._is_deferred(step):
+            else:
                 arrays |= self.work.arrays(_statistics(step), record["index"])
                 self.same |= record.get("same", {})
         return arrays
@@ -114,27 +115,15 @@ class Passes:
         dtype, shape, offset = entry
         return lambda: self.work.read(file, offset, tuple(shape), np.dtype(dtype))
 
-    def _is_deferred(self, step: str) -> bool:
-        """Return whether the statistics of a step wait for those of the embedding, with which they are added."""
-        if step != "leave" or self.process is None or not self.fisher:
-            return False
-        head, embedding = self.model.head_spec(), self.model.embedding_spec()
-        return head is not None and embedding is not None and head.name == embedding.name
-
     def _process_statistics(self, step: str) -> None:
         """Pass the statistics of a step to ``process``; then delete them, and keep the vectors and the result."""
-        if self.process is None or self._is_deferred(step) or self.work.finished(_processing(step)) is not None:
+        record = self.work.finished(step)
+        if self.process is None or record is None or not record.get("index"):
             return
-        arrays: dict[str, Any] = {}
-        same: dict[str, str] = {}
-        steps = ["leave", step] if step == "begin" and self._is_deferred("leave") else [step]
-        for source in steps:
-            record = self.work.finished(source)
-            if record is not None and record.get("index"):
-                arrays |= self.work.arrays(_statistics(source), record["index"])
-                same |= {f"{name}:{SAME}": same_as for name, same_as in record.get("same", {}).items()}
-        if not arrays:
+        if self.work.finished(_processing(step)) is not None:
             return
+        arrays = self.work.arrays(_statistics(step), record["index"])
+        same = {f"{name}:{SAME}": same_as for name, same_as in record.get("same", {}).items()}
         vectors = self.work.writer(_vectors(step))
         for key, array in arrays.items():
             if array.ndim == 1:
@@ -144,7 +133,7 @@ class Passes:
         self.work.finish(
             _processing(step),
             [vectors, results],
-            [_statistics(source) for source in steps],
+            [_statistics(step)],
             vectors=vectors.index,
             results=results.index,
             record=values,
@@ -244,9 +233,17 @@ class Passes:
                 gradient = self._ends(self._read(_inputs(count), first, len(tokens)))
                 if out is not None:
                     out.add(_plain(gradient))
-        weight = 0.0 if head is None else sums[head.name].weight * head.rows / self.tokens.numel()
+        files = [] if out is None else [out]
+        tied: dict[str, Any] = {}
+        if head is not None and self._sums_tied_embedding:
+            tied_head = sums.pop(head.name)
+            file = self.work.writer(_TIED_HEAD)
+            for key, array in tied_head.arrays(self.tokens.numel()).items():
+                file.add(array, key)
+            tied = {"tied_head": file.index, "head_weight": tied_head.weight * head.rows / self.tokens.numel()}
+            files.append(file)
         self._add(written, sums)
-        self._finish("leave", written, [] if out is None else [out], [_inputs(count)], head_weight=weight)
+        self._finish("leave", written, files, [_inputs(count)], **tied)
 
     def _ends(self, hidden: Any) -> Any:
         """Return the gradients of some windows at the output of the last layer, ``hidden``."""
@@ -308,23 +305,28 @@ class Passes:
         if spec is not None and moment is not None:
             for key, array in self._embedding_arrays(spec, moment).items():
                 written.add(array, f"{spec.name}:{key}")
-        self._finish("begin", written, [], [_gradients(0)])
+        self._finish("begin", written, [], [_gradients(0), *([_TIED_HEAD] if self._sums_tied_embedding else [])])
+
+    @property
+    def _sums_tied_embedding(self) -> bool:
+        """Whether statistics of the head wait for those of the embedding, which is the same tensor."""
+        head = self.model.head_spec()
+        embedding = self.model.embedding_spec() if self.fisher else None
+        return head is not None and embedding is not None and head.name == embedding.name
 
     def _embedding_arrays(self, spec: MomentSpec, moment: Moment) -> dict[str, Any]:
         """Return the statistics of the embedding by field.
 
-        The head's A of a tied embedding is added after division of the gradients by the head's weight.
+        If the head is tied, they are those of the head; the gradients, divided by the head's weight, are added to A.
         """
         scale = self.model.embedding_scale(self.tokens[:1])
         total = moment.mean(self.tokens.numel() / scale**2)
         if not np.isfinite(total.diagonal()).all():
             raise IntegrityError("calibrate.value", "expected finite gradients, found NaN or infinity", where=spec.name)
         record = self.work.finished("leave")
-        assert record is not None
-        index = [entry for entry in record["index"] if entry[0] == f"{spec.name}:{INPUTS}"]
-        if index:
-            (array,) = self.work.arrays(_statistics("leave"), index).values()
-            return {INPUTS: array + total / np.float32(record["head_weight"] or 1)}
+        if record is not None and "tied_head" in record:
+            head = self.work.arrays(_TIED_HEAD, record["tied_head"])
+            return {**head, INPUTS: head[INPUTS] + total / np.float32(record["head_weight"] or 1)}
         return {INPUTS: total, SQUARES: total.diagonal().copy(), COUNT: np.array([self.tokens.numel()], np.int64)}
 
     def _sums(self, group: Group) -> dict[str, Sums]:
