@@ -21,8 +21,10 @@ from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.tensor import Tensor
 
-LLAMA_CPP, MLX = "llama.cpp", "mlx"
-_SMALL, _LARGE = 32, 256  # columns of a block of inputs
+LLAMA_CPP = "llama.cpp"
+MLX = "mlx"
+_SMALL = 32
+_LARGE = 256  # columns of a block of inputs
 _LIMIT = 127.0
 _SMALL_BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "nvfp4", "q1_0", "q2_0")
 """Types of weights whose inputs llama.cpp rounds in blocks of 32; those of all other types in blocks of 256."""
