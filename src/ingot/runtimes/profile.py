@@ -61,7 +61,7 @@ class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
     activations : bool, optional
         Whether the folder states how inputs of layers are quantized. None: either.
     whole_groups : bool
-        Groups must divide the columns, and blocks the rows and columns.
+        Groups and flat blocks must divide the columns, and blocks of two sizes the rows and columns.
     kl : float
         Limit of KL(decoded values || program) in nats per token if it is above 1e-3; ``note`` explains it. 0: 1e-3.
     """

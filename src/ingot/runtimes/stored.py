@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.model.layouts.affine import NO_ZERO, AffineLayout, Blocks, Constant, Group, PerTensor, Row
+from ingot.model.layouts.affine import NO_ZERO, AffineLayout, Blocks, Constant, Group, Row
 from ingot.model.layouts.base import Layout
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import GgmlBlocksLayout
 from ingot.model.layouts.packed_ints import INTS, PACKED, PackedIntLayout
 from ingot.model.layouts.palette import PaletteLayout
-from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout, Tiles
+from ingot.model.layouts.scaled_codebook import Run, ScaledCodebookLayout, Tiles
 from ingot.model.layouts.table import layout_of
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 from ingot.runtimes.profile import Scheme
 
 _TABLE = "codebook"
+_FLAT = "flat "
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class StoredScheme:
 
     ``storage`` is that of ``Scheme``, or the codec for a storage that no scheme describes. ``type`` is the dense
     element type, the number type, or the block type. ``group`` is the unit that shares a scale (columns, ``row``,
-    ``tensor``, ``128x128``), None without scales. ``columns`` is the length of a row, ``rows`` the number of rows of a
-    matrix.
+    ``tensor``, ``128x128``, ``flat 64`` for consecutive elements across rows), None without scales. ``columns`` is the
+    length of a row, ``rows`` the number of rows of a matrix.
     """
 
     storage: str
@@ -59,6 +60,8 @@ def group_text(group: int | str | None) -> str:
         return ""
     if isinstance(group, int):
         return f", groups of {group}"
+    if group.startswith(_FLAT):
+        return f", blocks of {group.removeprefix(_FLAT)} elements across rows"
     return f", a scale per {group}" if group in ("row", "tensor") else f", blocks of {group}"
 
 
@@ -108,7 +111,9 @@ def _group(grid: object) -> int | str:
         return f"{grid.rows}x{grid.columns}"
     if isinstance(grid, Blocks):
         return "x".join(map(str, grid.shape))
-    return "row" if isinstance(grid, Row) else "tensor" if isinstance(grid, PerTensor) else "run"
+    if isinstance(grid, Run):
+        return f"{_FLAT}{grid.elements}"
+    return "row" if isinstance(grid, Row) else "tensor"
 
 
 def mismatch(scheme: Scheme, stored: StoredScheme, *, activations: bool) -> list[str]:
@@ -130,6 +135,9 @@ def mismatch(scheme: Scheme, stored: StoredScheme, *, activations: bool) -> list
         problems.append("inputs of layers are quantized" if activations else "inputs of layers are not quantized")
     if scheme.whole_groups and isinstance(stored.group, int) and stored.columns % stored.group:
         problems.append(f"groups of {stored.group} do not divide {stored.columns} columns")
+    flat = str(stored.group).removeprefix(_FLAT) if str(stored.group).startswith(_FLAT) else ""
+    if scheme.whole_groups and flat and stored.columns % int(flat):
+        problems.append(f"blocks of {flat} elements do not divide {stored.columns} columns")
     if scheme.whole_groups and "x" in str(stored.group):
         height, width = (int(size) for size in str(stored.group).split("x"))
         if stored.rows % height or stored.columns % width:

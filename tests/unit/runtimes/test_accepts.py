@@ -15,6 +15,7 @@ from ingot.runtimes.accepts import Answer, accepts
 from ingot.runtimes.profile import parse_profile
 from ingot.runtimes.table import RUNTIMES, builtin_text, runtime_named
 from ingot.stores.location import Location
+from ingot.translate.expected import expected_tensors
 from tests.support import model_folder
 
 MATRICES = '[[rules]]\nroles = ["attention", "mlp"]\nmin_ndim = 2\n'
@@ -57,6 +58,15 @@ def written(model: Path, out: Path, text: str, format: str) -> Path:
     else:
         ingot.convert(model, out, recipe=recipe, format=format)
     return out
+
+
+def resized(path: Path, **sizes: int) -> Path:
+    """Write a model folder with other sizes than those of ``model_folder.CONFIG``."""
+    config = {**model_folder.CONFIG, **sizes}
+    random = np.random.default_rng(0)
+    shapes = expected_tensors(config) or {}
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return model_folder.write(path, config, weights)
 
 
 @pytest.mark.parametrize("runtime", ["vllm", "sglang", "transformers", "mlx", "mistral.rs"])
@@ -229,3 +239,44 @@ def test_a_refused_scheme_wins(model: Path) -> None:
         source.close()
     assert "single floats: no f32" in reason.message
     assert runtime_named("transformers").schemes[0].name == "dense"
+
+
+@pytest.mark.parametrize("table", ["nf4", "fp4"])
+@pytest.mark.parametrize(("block", "divides"), [(32, True), (64, True), (128, False)])
+def test_flat_blocks_that_cross_rows_are_refused(
+    model: Path, tmp_path: Path, table: str, block: int, divides: bool
+) -> None:
+    """The matrices have 64 or 128 columns. bitsandbytes' CPU kernel takes other scales if a block crosses rows."""
+    options = f'{{ table = "{table}", group = {block}, flat = true, order = "high_first" }}'
+    text = f'{MATRICES}codec = "scaled_codebook"\noptions = {options}\n'
+    out = written(model, tmp_path / "packed", text, "bitsandbytes")
+    reasons = [item for item in answer(out, "transformers").reasons if item.rule == "runtime.scheme"]
+    if divides:
+        assert not reasons
+        return
+    (reason,) = reasons
+    assert f"blocks of {block} elements do not divide 64 columns" in reason.message
+    assert "down_proj" not in reason.location  # 128 columns
+
+
+def test_quantize_refuses_flat_blocks_before_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = resized(tmp_path / "m", hidden_size=96, head_dim=24)
+    out = tmp_path / "out"
+    options = ["--for", "transformers", "--preset", "nf4", "--calibration", "none"]
+    assert run(["quantize", str(source), "-o", str(out), *options]) != 0
+    assert "blocks of 64 elements do not divide 96 columns" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_heads_of_another_size_than_the_program_derives_are_refused(tmp_path: Path) -> None:
+    """64 columns and 4 heads: mistral.rs takes heads of 16 columns, and llama.cpp reads the size from the file."""
+    for size, expected in ((16, set()), (32, {"runtime.heads"})):
+        source = resized(tmp_path / f"m{size}", head_dim=size)
+        out = tmp_path / f"m{size}.gguf"
+        ingot.convert(source, out)
+        assert rules(out, "mistral.rs") == expected
+        assert not rules(out, "llama.cpp")
+    (reason,) = answer(out, "mistral.rs").reasons
+    assert reason.location == "llama.attention.key_length"
+    assert "heads of 32 columns" in reason.message
+    assert "64 / 4" in reason.message
