@@ -28,7 +28,8 @@ _adapters = require("ingot.runtime.layers.adapters", EXTRA)
 
 IngotConfig = _quantizer.IngotConfig
 DeltaCheckpoint = require("ingot.runtime.training.delta_checkpoint", EXTRA).DeltaCheckpoint
+clear_adapter_cache = require("ingot.runtime.layers.adapter_cache", EXTRA).clear_adapter_cache
 use_adapters = _adapters.use_adapters
 use_kv_cache = KV_CACHES[PACKED].use_kv_cache
 
-__all__ = ["DeltaCheckpoint", "IngotConfig", "use_adapters", "use_kv_cache"]
+__all__ = ["DeltaCheckpoint", "IngotConfig", "clear_adapter_cache", "use_adapters", "use_kv_cache"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.adapters.read import open_adapter
 from ingot.adapters.view import with_adapters
 from ingot.errors import IngotError
 from tests.support import model_folder
@@ -19,6 +23,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import ingot.hf  # noqa: E402
+from ingot.runtime.layers.adapter_cache import cache_of  # noqa: E402
 from ingot.runtime.layers.adapters import adapters_of  # noqa: E402
 from ingot.runtime.layers.packed_linear import PackedLinear  # noqa: E402
 
@@ -138,3 +143,104 @@ def test_a_streamed_model_takes_adapters(base: Path, tmp_path: Path) -> None:
     expected = logits(ingot.load_model(base, dtype="bf16", adapters=[adapter]))
     streamed = ingot.load_model(base, dtype="bf16", stream=True, adapters=[adapter])
     assert torch.allclose(logits(streamed), expected, atol=0.1)
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which each opening of an adapter adds its path."""
+    opened: list[str] = []
+
+    def counting(path: Any) -> Any:
+        opened.append(str(path))
+        return open_adapter(path)
+
+    monkeypatch.setattr("ingot.runtime.layers.adapters.open_adapter", counting)
+    return opened
+
+
+@pytest.mark.parametrize("make", [linear, dora, embedding, saved_head])
+def test_the_second_use_reads_no_file(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path]
+) -> None:
+    first, second = make(tmp_path / "a"), linear(tmp_path / "b")
+    model = ingot.load_model(base, adapters=[first])
+    expected = logits(model)
+    ingot.hf.use_adapters(model, [second])
+    opened = count_reads(monkeypatch)
+    ingot.hf.use_adapters(model, [first])
+    assert torch.equal(logits(model), expected)
+    ingot.hf.use_adapters(model, [(second, 0.5)])
+    assert opened == []
+    ingot.hf.clear_adapter_cache(model)
+    ingot.hf.use_adapters(model, [first])
+    assert opened == [str(first)]
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("make", [tokens, saved_head])
+def test_other_weights_of_new_values_are_computed_again(base: Path, tmp_path: Path, make: Any) -> None:
+    adapter = make(tmp_path / "a")
+    model = ingot.load_model(base, adapters=[adapter])
+    ingot.hf.use_adapters(model, [(adapter, 0.5)])
+    assert torch.equal(logits(model), logits(ingot.load_model(base, adapters=[(adapter, 0.5)])))
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_a_changed_file_is_read_again(base: Path, tmp_path: Path, name: str) -> None:
+    adapter = linear(tmp_path / "a")
+    model = ingot.load_model(base, adapters=[adapter])
+    before = logits(model)
+    if name.endswith(".json"):
+        settings = json.loads((adapter / name).read_text())
+        (adapter / name).write_text(json.dumps({**settings, "lora_alpha": 3}))
+    else:
+        (adapter / name).write_bytes((peft_folder(tmp_path / "b", lora(Q, HIDDEN, HIDDEN, seed=5)) / name).read_bytes())
+    ingot.hf.use_adapters(model, [adapter])
+    assert not torch.equal(logits(model), before)
+    assert torch.equal(logits(model), logits(ingot.load_model(base, adapters=[adapter])))
+
+
+@pytest.mark.parametrize("make", [dora, saved_head])
+def test_changed_weights_of_the_model_are_used(base: Path, tmp_path: Path, make: Any) -> None:
+    adapter = (make(tmp_path / "a"), 0.5)
+    model = ingot.load_model(base, adapters=[adapter])
+    ingot.hf.use_adapters(model, [])
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.mul_(3)
+        model.lm_head.weight.mul_(3)
+    ingot.hf.use_adapters(model, [adapter])
+    with_cache = logits(model)
+    ingot.hf.clear_adapter_cache(model)
+    ingot.hf.use_adapters(model, [adapter])
+    assert torch.equal(logits(model), with_cache)
+
+
+def test_a_model_of_other_shapes_does_not_use_the_cache(base: Path, tmp_path: Path) -> None:
+    adapter = embedding(tmp_path / "a")
+    model = ingot.load_model(base, adapters=[adapter])
+    ingot.hf.use_adapters(model, [])
+    model.resize_token_embeddings(ROWS + 8, mean_resizing=False)
+    with pytest.raises(IngotError) as error:
+        ingot.hf.use_adapters(model, [adapter])
+    assert error.value.rule == "adapter.shape"
+
+
+def test_the_cache_ends_with_the_model(base: Path, tmp_path: Path) -> None:
+    model = ingot.load_model(base, adapters=[linear(tmp_path / "a")])
+    factors = weakref.ref(next(iter(cache_of(model).adapters.values())))
+    del model
+    gc.collect()
+    assert factors() is None
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_factors_that_are_not_finite_leave_the_base(base: Path, tmp_path: Path, value: float) -> None:
+    factors = lora(Q, HIDDEN, HIDDEN)
+    factors[f"{Q}.lora_B.weight"][1, 1] = value
+    model = ingot.load_model(base)
+    before = logits(model)
+    adapter = peft_folder(tmp_path / "a", factors)
+    for _ in range(2):
+        with pytest.raises(IngotError) as error:
+            ingot.hf.use_adapters(model, [adapter])
+        assert error.value.rule == "adapter.values"
+    assert torch.equal(logits(model), before)

@@ -8,25 +8,24 @@ Importing this module needs torch (``core.border.require`` names the extra).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from ingot.adapters.match import fit, with_prefix
 from ingot.adapters.names import name_table, to_model_changes
 from ingot.adapters.options import AdapterRef
 from ingot.adapters.read import open_adapter
-from ingot.adapters.record import Adapter, LowRank
-from ingot.adapters.view import Term, Terms, column_norms, row_norms
+from ingot.adapters.record import Adapter, Change, LowRank
+from ingot.adapters.view import Term, Terms
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.core.border import bordered
 from ingot.errors import IngotError, UnsupportedError
-from ingot.model.tensor import Array
 from ingot.runtime.arrays.torch import from_numpy, to_numpy
+from ingot.runtime.layers.adapter_cache import CachedAdapter, Product, WeightState, cache_of, file_stamps, value_count
 from ingot.runtime.layers.packed_linear import PackedEmbedding, PackedLinear, PackedWeight
 from ingot.stores.location import AnyPath
 
@@ -57,6 +56,9 @@ class _Active:
 def use_adapters(model: torch.nn.Module, adapters: Sequence[AnyPath | tuple[AnyPath, float] | AdapterRef]) -> None:
     """Exchange the adapters of a loaded model; an empty sequence restores the base exactly.
 
+    The factors of an adapter stay in memory after its first use in the model, until one of its files changes, the model
+    is deleted, or ``clear_adapter_cache`` is called.
+
     Parameters
     ----------
     model : torch.nn.Module
@@ -69,18 +71,19 @@ def use_adapters(model: torch.nn.Module, adapters: Sequence[AnyPath | tuple[AnyP
     UnsupportedError
         ``adapter.base``, ``adapter.shape``: the adapter belongs to another model; ``adapter.model``: a change that
         needs dense values of a packed or streamed layer. The model then has no adapter.
+    CodecError
+        ``adapter.values``: a factor has NaN or infinities. The model then has no adapter.
     IngotError
         The errors of ``open_adapter``.
     """
     active: _Active = model.__dict__.setdefault(_STATE, _Active())
     active.remove()
     references = [AdapterRef.parse(item) for item in adapters]
+    if not references:
+        return
     try:
         with ExitStack() as stack:
-            opened = [stack.enter_context(open_adapter(item.path)) for item in references]
-            terms = _terms(model, opened, [item.weight for item in references])
-            for name, items in terms.items():
-                _install(model, name, items, active)
+            _Exchange(model, references, active, stack).install()
     except BaseException:
         active.remove()
         raise
@@ -93,25 +96,120 @@ def adapters_of(model: torch.nn.Module) -> list[AdapterRef]:
     return [] if active is None else list(active.references)
 
 
-def _terms(model: torch.nn.Module, opened: Sequence[Adapter], weights: Sequence[float]) -> dict[str, list[Term]]:
-    shapes = dict(_shapes(model))
-    model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
-    terms: dict[str, list[Term]] = {}
-    for adapter, weight in zip(opened, weights, strict=True):
-        changes = adapter.changes if adapter.writer != "gguf" else _model_changes(model, adapter)
-        renamed = with_prefix(changes, shapes)
-        missing = [name for name in renamed if name not in shapes]
-        if missing:
+class _Exchange:
+    """The installation of adapters in a model. Files are opened only for what the model's cache lacks."""
+
+    def __init__(
+        self, model: torch.nn.Module, references: Sequence[AdapterRef], active: _Active, stack: ExitStack
+    ) -> None:
+        self._model = model
+        self._references = references
+        self._active = active
+        self._stack = stack
+        self._shapes = dict(_shapes(model))
+        self._cache = cache_of(model)
+        self._opened: dict[str, dict[str, list[Change]]] = {}
+
+    def install(self) -> None:
+        """Add hooks to layers, and replace the parameters that hooks cannot change."""
+        self._cache.require_shapes(self._shapes)
+        adapters = [self._adapter(item.path) for item in self._references]
+        names = dict.fromkeys(name for adapter in adapters for name in adapter.products)
+        for name in names:
+            path, _, parameter_name = name.rpartition(".")
+            module = self._model.get_submodule(path)
+            weighted: list[tuple[Product, float]] = []
+            members = [
+                (reference, adapter)
+                for reference, adapter in zip(self._references, adapters, strict=True)
+                if name in adapter.products
+            ]
+            for reference, adapter in members:
+                weighted += [(product, reference.weight) for product in adapter.products[name] or ()]
+            if any(adapter.products[name] is None for _, adapter in members):
+                self._replace(module, parameter_name, name, members)
+            else:
+                hook = _embedding_hook if _is_embedding(module) else _linear_hook
+                self._active.hooks.append(module.register_forward_hook(hook(module, name, weighted)))
+
+    def _adapter(self, path: str) -> CachedAdapter:
+        """Return the products of an adapter, which are read if the cache lacks them."""
+        stamps = file_stamps(path)
+        adapter = self._cache.adapter(path, stamps)
+        if adapter is None:
+            changes = self._changes(path)
+            products = {name: self._products(name, items) for name, items in changes.items()}
+            adapter = CachedAdapter(stamps, products, {name: value_count(items) for name, items in changes.items()})
+            if file_stamps(path) == stamps:
+                self._cache.add(path, adapter)
+        return adapter
+
+    def _products(self, name: str, changes: Sequence[Change]) -> list[Product] | None:
+        path, _, parameter_name = name.rpartition(".")
+        module = self._model.get_submodule(path)
+        low_ranks = [item for item in changes if isinstance(item, LowRank) and len(item.a.shape) == 2]
+        if parameter_name != "weight" or len(low_ranks) != len(changes):
+            return None
+        if _is_linear(module) or (_is_embedding(module) and not any(item.magnitude for item in low_ranks)):
+            return [Product(item) for item in low_ranks]
+        return None
+
+    def _changes(self, path: str) -> dict[str, list[Change]]:
+        """Return the changes of an adapter by the model's names; its files stay open until the exchange ends."""
+        if path not in self._opened:
+            adapter = self._stack.enter_context(open_adapter(path))
+            self._opened[path] = _fitted_changes(self._model, self._shapes, adapter)
+        return self._opened[path]
+
+    def _replace(
+        self,
+        module: torch.nn.Module,
+        parameter_name: str,
+        name: str,
+        members: Sequence[tuple[AdapterRef, CachedAdapter]],
+    ) -> None:
+        """Put a parameter with merged values in the place of a parameter.
+
+        The parameter is cached if the adapters store as many values as it has.
+        """
+        original = module._parameters.get(parameter_name)
+        if original is None or original.is_meta:
             raise UnsupportedError(
-                f"the adapter changes {len(missing)} of {len(renamed)} parameters that the model lacks, such as "
-                f"{missing[0][:120]}",
-                rule="adapter.base",
-                where=adapter.location,
+                "the adapter changes this tensor by new values, for which it must be decoded in memory: load the model "
+                "without keep_packed and stream",
+                rule=RULE,
+                where=name,
             )
-        for name, items in renamed.items():
-            fitted = [fit(item, name, shapes[name], adapter, model_type) for item in items]
-            terms.setdefault(name, []).append(Term(weight, fitted))
-    return terms
+        key = (name, tuple((reference.path, adapter.stamps, reference.weight) for reference, adapter in members))
+        state = WeightState.read([original])
+        cached_state, merged = self._cache.merged.get(key, (None, None))
+        if merged is None or state is None or state != cached_state:
+            terms = [Term(reference.weight, self._changes(reference.path)[name]) for reference, _ in members]
+            merged = _merged_parameter(original, name, terms)
+            if state is not None and sum(adapter.sizes[name] for _, adapter in members) >= original.numel():
+                self._cache.merged[key] = (state, merged)
+        self._active.originals.append((module, parameter_name, original))
+        module._parameters[parameter_name] = merged
+
+
+def _fitted_changes(
+    model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], adapter: Adapter
+) -> dict[str, list[Change]]:
+    """Return the changes of an adapter by the model's names, in the orientation of its parameters."""
+    model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
+    changes = adapter.changes if adapter.writer != "gguf" else _model_changes(model, adapter)
+    renamed = with_prefix(changes, shapes)
+    missing = [name for name in renamed if name not in shapes]
+    if missing:
+        raise UnsupportedError(
+            f"the adapter changes {len(missing)} of {len(renamed)} parameters that the model lacks, such as "
+            f"{missing[0][:120]}",
+            rule="adapter.base",
+            where=adapter.location,
+        )
+    return {
+        name: [fit(item, name, shapes[name], adapter, model_type) for item in items] for name, items in renamed.items()
+    }
 
 
 def _model_changes(model: torch.nn.Module, adapter: Adapter) -> Any:
@@ -138,22 +236,6 @@ def _shapes(model: torch.nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{name}.weight", tuple(module.shape)
 
 
-def _install(model: torch.nn.Module, name: str, terms: Sequence[Term], active: _Active) -> None:
-    path, _, parameter_name = name.rpartition(".")
-    module = model.get_submodule(path)
-    low_ranks = [item for term in terms for item in term.changes if isinstance(item, LowRank)]
-    count = sum(len(term.changes) for term in terms)
-    fits_hook = (
-        parameter_name == "weight" and len(low_ranks) == count and all(len(item.a.shape) == 2 for item in low_ranks)
-    )
-    if fits_hook and _is_embedding(module) and not any(item.magnitude for item in low_ranks):
-        active.hooks.append(module.register_forward_hook(_embedding_hook(module, terms)))
-    elif fits_hook and _is_linear(module):
-        active.hooks.append(module.register_forward_hook(_linear_hook(module, name, terms)))
-    else:
-        _replace_parameter(module, parameter_name, name, terms, active)
-
-
 def _is_linear(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.Linear | PackedLinear) or type(module).__name__ == "Conv1D"
 
@@ -162,29 +244,22 @@ def _is_embedding(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.Embedding | PackedEmbedding)
 
 
-def _tensor(values: Array, device: torch.device) -> torch.Tensor:
-    tensor: torch.Tensor = from_numpy(values.copy()).to(device)  # not memory of the adapter's file
-    return tensor
-
-
 def _device(module: torch.nn.Module) -> torch.device:
     """Return the device of a module's values; the CPU for values that are streamed."""
     values = next(iter((*module.parameters(recurse=False), *module.buffers(recurse=False))), None)
     return torch.device("cpu") if values is None or values.is_meta else values.device
 
 
-def _linear_hook(module: torch.nn.Module, name: str, terms: Sequence[Term]) -> Callable[..., torch.Tensor]:
+def _linear_hook(
+    module: torch.nn.Module, name: str, products: Sequence[tuple[Product, float]]
+) -> Callable[..., torch.Tensor]:
     """Return a hook that adds ``weight * scale * (x @ a.T) @ b.T`` to the output of a linear layer."""
     device = _device(module)
     factors = []
-    for term in terms:
-        for item in term.changes:
-            assert isinstance(item, LowRank)
-            plain = item.plain()
-            a = _tensor(plain.a.values(), device)
-            b = _tensor(plain.b.values(), device)
-            norms = None if item.magnitude is None else _tensor(_dora_factors(module, name, item), device)
-            factors.append((a.T, b.T, item.scale, term.weight, norms))
+    for product, weight in products:
+        norms = product.norm_factors(module, lambda: _dense_weight(module, name))
+        on_device = None if norms is None else norms.to(device)
+        factors.append((product.a.to(device).T, product.b.to(device).T, product.scale, weight, on_device))
 
     def hook(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         x = inputs[0].float()
@@ -200,15 +275,6 @@ def _linear_hook(module: torch.nn.Module, name: str, terms: Sequence[Term]) -> C
     return hook
 
 
-def _dora_factors(module: torch.nn.Module, name: str, item: LowRank) -> Array:
-    """Return the factor of each output: the magnitude over the norm of the changed weight."""
-    values = to_numpy(_dense_weight(module, name).float())
-    changed = values + (item.b.values() @ item.a.values()) * np.float32(item.scale)
-    norms = column_norms(changed) if item.transposed else row_norms(changed)
-    assert item.magnitude is not None
-    return item.magnitude.values() / norms
-
-
 def _dense_weight(module: torch.nn.Module, name: str) -> torch.Tensor:
     if isinstance(module, PackedWeight):
         return module.decode(slice(None), torch.float32).cpu()
@@ -218,15 +284,12 @@ def _dense_weight(module: torch.nn.Module, name: str) -> torch.Tensor:
     return weight.detach().cpu()
 
 
-def _embedding_hook(module: torch.nn.Module, terms: Sequence[Term]) -> Callable[..., torch.Tensor]:
+def _embedding_hook(
+    module: torch.nn.Module, name: str, products: Sequence[tuple[Product, float]]
+) -> Callable[..., torch.Tensor]:
     """Return a hook that adds ``weight * scale * b[ids] @ a`` to the output of an embedding."""
     device = _device(module)
-    factors = []
-    for term in terms:
-        for item in term.changes:
-            assert isinstance(item, LowRank)
-            scale = term.weight * item.scale
-            factors.append((_tensor(item.a.values(), device), _tensor(item.b.values(), device), scale))
+    factors = [(item.a.to(device), item.b.to(device), weight * item.scale) for item, weight in products]
 
     def hook(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         result = output.float()
@@ -238,22 +301,9 @@ def _embedding_hook(module: torch.nn.Module, terms: Sequence[Term]) -> Callable[
     return hook
 
 
-def _replace_parameter(
-    module: torch.nn.Module, parameter_name: str, name: str, terms: Sequence[Term], active: _Active
-) -> None:
-    """Put a parameter with merged values in the place of a parameter."""
-    original = module._parameters.get(parameter_name)
-    if original is None or original.is_meta:
-        raise UnsupportedError(
-            "the adapter changes this tensor by new values, for which it must be decoded in memory: load the model "
-            "without keep_packed and stream",
-            rule=RULE,
-            where=name,
-        )
+def _merged_parameter(original: torch.nn.Parameter, name: str, terms: Sequence[Term]) -> torch.nn.Parameter:
+    """Return a new parameter with the merged values."""
     merger = Terms(name, tuple(original.shape), terms)
     values = to_numpy(original.detach().float().cpu()).reshape(merger.rows, merger.cols)
     merged = from_numpy(merger.apply(values, 0).reshape(tuple(original.shape)))
-    active.originals.append((module, parameter_name, original))
-    module._parameters[parameter_name] = torch.nn.Parameter(
-        merged.to(original.device, original.dtype), requires_grad=False
-    )
+    return torch.nn.Parameter(merged.to(original.device, original.dtype), requires_grad=False)
