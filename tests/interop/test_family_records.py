@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from tests.support import model_folder
 from tests.support.tiny_models import SETTINGS, write_model
 
 gguf = pytest.importorskip("gguf")
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch: Any = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 FEW = (
     "gpt2",
@@ -185,3 +186,71 @@ def test_a_layer_without_any_attention_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"layers\.\*\.self_attn\.k_proj") as caught:
         ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
     assert caught.value.rule == "model.missing-tensor"
+
+
+def without_config(source: Path, target: Path, **changes: Any) -> Path:
+    """Write a GGUF file without the folder's files in it, as other programs write it, and return its path."""
+    with ingot.open(source) as checkpoint:
+        metadata = {key: value for key, value in checkpoint.metadata.items() if not key.startswith("ingot.")}
+        ingot.save(target, dict(checkpoint), {**metadata, **changes})
+    return target
+
+
+@pytest.mark.parametrize(("pretokenizer", "model_type"), [("glm4", "glm4_moe_lite"), ("qwen2", "deepseek_v3")])
+def test_the_pre_tokenizer_distinguishes_glm_from_deepseek(pretokenizer: str, model_type: str, tmp_path: Path) -> None:
+    logits = outputs(write_model("glm4_moe_lite", tmp_path / "m"))
+    ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    file = without_config(tmp_path / "x.gguf", tmp_path / "y.gguf", **{"tokenizer.ggml.pre": pretokenizer})
+    ingot.convert(file, tmp_path / "back", format="safetensors")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["model_type"] == model_type
+    assert ("mlp_layer_types" in config) == (model_type == "glm4_moe_lite")
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32)
+    assert np.array_equal(outputs(back), logits)
+
+
+def outputs(model: Any) -> Any:
+    with torch.inference_mode():
+        return model(torch.tensor([[5, 9, 2, 30, 11, 7]])).logits[0].numpy()
+
+
+DENSE, SPARSE = "dense", "sparse"
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe_lite", "exaone_moe"])
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"first_k_dense_replace": 1}, 1),
+        ({"mlp_layer_types": [DENSE, SPARSE]}, 1),
+        ({"mlp_layer_types": [DENSE, SPARSE], "first_k_dense_replace": 0}, 1),
+        ({}, 1),
+        ({"mlp_layer_types": [SPARSE, SPARSE]}, None),
+        ({"mlp_layer_types": [SPARSE, DENSE]}, None),
+        ({"mlp_layer_types": [DENSE, DENSE], "first_k_dense_replace": 1}, None),
+        ({"first_k_dense_replace": 0}, None),
+        ({"first_k_dense_replace": 2}, None),
+    ],
+)
+def test_dense_layers_are_counted(model_type: str, settings: Any, count: int | None, tmp_path: Path) -> None:
+    write_model(model_type, tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    config = json.loads(path.read_text())
+    layers = config["num_hidden_layers"]
+    settings = {
+        key: value[:1] + value[1:] * (layers - 1) if key[0] == "m" else value for key, value in settings.items()
+    }
+    config = {key: value for key, value in config.items() if key not in ("mlp_layer_types", "first_k_dense_replace")}
+    path.write_text(json.dumps(config | settings))
+    if count is None:
+        with pytest.raises(UnsupportedError, match="experts") as caught:
+            ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+        assert caught.value.rule == "architecture.config"
+        return
+    ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
+    with ingot.open(tmp_path / "x.gguf") as checkpoint:
+        assert checkpoint.metadata[f"{FAMILIES[model_type].arch}.leading_dense_block_count"] == count
+    ingot.convert(tmp_path / "x.gguf", tmp_path / "back", format="safetensors")
+    back = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert {key: back.get(key) for key in config} == config
+    assert back.get("mlp_layer_types") == settings.get("mlp_layer_types")

@@ -183,6 +183,12 @@ class Family:
         Whether positions are counted from after the padding token's id; llama.cpp has no rows for the earlier ones.
     tokenizer_model : str
         llama.cpp's name of the tokenizer, if it distinguishes the family from others.
+    pretokenizers : tuple of str
+        llama.cpp's names of pre-tokenizers that distinguish the family from others of its architecture.
+    dense_layers : int
+        transformers' default of ``first_k_dense_replace``.
+    lists_dense_layers : bool
+        Whether the class reads ``mlp_layer_types`` and ignores ``first_k_dense_replace``.
     from_metadata : bool
         Whether GGUF metadata state all of ``config.json``. If not, a file is only read with the ``config.json`` in it.
     """
@@ -235,10 +241,13 @@ class Family:
     window_layers: int = 0
     padded: bool = False
     tokenizer_model: str = ""
+    pretokenizers: tuple[str, ...] = ()
+    dense_layers: int = 0
+    lists_dense_layers: bool = False
     from_metadata: bool = True
 
 
-_LISTS = ("layer", "ends", "heads", "biased", "unused", "required", "sections", "optional")
+_LISTS = ("layer", "ends", "heads", "biased", "unused", "required", "sections", "optional", "pretokenizers")
 
 
 def parse_families(text: str, earlier: Mapping[str, Mapping[str, Any]] = {}) -> dict[str, dict[str, Any]]:
@@ -316,6 +325,8 @@ def refusal_reasons() -> dict[str, str]:
 def family_of(arch: str, metadata: Mapping[str, object]) -> Family | None:
     """Return the family that a GGUF file's architecture and metadata describe; None if it is unsupported."""
     candidates = [family for family in FAMILIES.values() if family.arch == arch]
+    pretokenizer = metadata.get("tokenizer.ggml.pre")
+    candidates.sort(key=lambda family: pretokenizer not in family.pretokenizers)
     experts = bool(metadata.get(f"{arch}.expert_count"))
     for family in candidates:
         matches = all(

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.errors import UnsupportedError
 from ingot.model.tensor import Array
-from ingot.translate import pooling, rotary, settings
+from ingot.translate import dense_layers, pooling, rotary, settings
 from ingot.translate.config_numbers import (
     config_number,
     head_size,
@@ -90,6 +90,7 @@ def to_metadata(
         integer(config, key)
     settings.require_computed(config, family)
     _require_one_direction(config, family)
+    dense_layers.require_count(config, family, names)
     metadata: Typed = {"general.architecture": ("string", family.arch), "general.type": ("string", "model")}
     config = _with_usual_keys(config, family)
     if family.experts:
@@ -218,13 +219,15 @@ def usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     types = settings.layer_types(config)
     if types and config.get(_LAYER_COUNT) is None and _LAYER_COUNT not in family.aliases:
         result[_LAYER_COUNT] = len(types)
-    return result | {usual: config[key] for usual, key in family.aliases.items() if config.get(key) is not None}
+    result |= {usual: config[key] for usual, key in family.aliases.items() if config.get(key) is not None}
+    return dense_layers.with_count(result, family)
 
 
 def family_keys(config: Mapping[str, Any], family: Family, original: Mapping[str, Any]) -> dict[str, Any]:
     """Undo ``usual_keys``. Keys that the original ``config.json`` has under the usual names keep them."""
     usual = {key for key, name in family.aliases.items() if key in original and name not in original}
-    return {key if key in usual else family.aliases.get(key, key): value for key, value in config.items()}
+    renamed = {key if key in usual else family.aliases.get(key, key): value for key, value in config.items()}
+    return dense_layers.without_implied_count(renamed, family, original)
 
 
 def _head_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
