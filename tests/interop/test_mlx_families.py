@@ -228,3 +228,16 @@ def test_the_table_of_modules_is_that_of_mlx_lm() -> None:
     if json.loads(written)["version"] != version("mlx-lm"):
         pytest.skip("another release of mlx_lm")
     assert written == mlx_table.text(mlx_table.table())
+
+
+@pytest.mark.slow
+def test_a_gguf_file_of_gpt_oss_becomes_a_folder_for_mlx_lm(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    logits = write_model(tmp_path / "model", "gpt_oss", FAMILIES["gpt_oss"])
+    ingot.convert(tmp_path / "model", tmp_path / "x.gguf")
+    ingot.convert(tmp_path / "x.gguf", tmp_path / "mlx", format="mlx")
+    require_parameters(tmp_path / "mlx")
+    assert np.abs(logits_in_mlx(tmp_path / "mlx") - logits).max() <= 0.02  # as for the folder
+    ingot.convert(tmp_path / "model", tmp_path / "direct", format="mlx")
+    with ingot.open(tmp_path / "direct") as expected, ingot.open(tmp_path / "mlx") as result:
+        assert all(np.array_equal(result[name].numpy("f32"), expected[name].numpy("f32")) for name in expected)
