@@ -1,4 +1,7 @@
-"""vLLM on the CPU, in this process, in float16; ``prompt_logprobs=-1`` returns the whole vocabulary."""
+"""vLLM on the CPU, in this process, in float16 or, for int8, bfloat16.
+
+``prompt_logprobs=-1`` returns the whole vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,20 @@ _NO_KERNEL = re.compile(
 )
 """Messages with which vLLM says, after its parser accepted a configuration, that this machine has no kernel for it."""
 
+_BFLOAT16 = ("w8a8",)
+"""Presets that run in bfloat16: in float16 vLLM's int8 kernel throws "scale_C: scalar path not implemented!"
+(``gemm_int8.cpp``) in a thread, which ends the process."""
+
 
 def version() -> str:
     return f"vllm {vllm.__version__.partition('+')[0]}, torch {torch.__version__.partition('+')[0]}"
 
 
 def compute(job: dict[str, Any]) -> Output:
+    dtype = "bfloat16" if job["preset"] in _BFLOAT16 else "float16"
     try:
         engine = vllm.LLM(
-            job["path"], dtype="float16", enforce_eager=True, max_model_len=384, max_num_seqs=2, max_logprobs=-1,
+            job["path"], dtype=dtype, enforce_eager=True, max_model_len=384, max_num_seqs=2, max_logprobs=-1,
             max_num_batched_tokens=384, enable_prefix_caching=False, disable_log_stats=True, seed=0,
         )  # fmt: skip
     except Exception as error:
@@ -54,7 +62,7 @@ def compute(job: dict[str, Any]) -> Output:
         logits = _rows(answer.prompt_logprobs)
         write = vllm.SamplingParams(temperature=0, max_tokens=job["count"], ignore_eos=True, detokenize=False)
         (text,) = engine.generate([{"prompt_token_ids": job["prompt"]}], write, use_tqdm=False)
-        return Output(logits, list(text.outputs[0].token_ids), list(range(len(logits))), _kernels(engine))
+        return Output(logits, list(text.outputs[0].token_ids), list(range(len(logits))), f"{_kernels(engine)}, {dtype}")
     finally:
         del engine
         gc.collect()
