@@ -15,6 +15,7 @@ from typing import Any
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.packed_folders.base import PACKING_KEYS
 from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
+from ingot.reporting.report import size_text
 from ingot.stores.location import Location
 from ingot.translate import (
     chat_templates,
@@ -25,6 +26,7 @@ from ingot.translate import (
     special_tokens,
     tekken,
     tokenizer,
+    tokenizer_equality,
     vocabulary,
     wordpiece_unigram,
 )
@@ -45,6 +47,8 @@ SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model")
 """Trained SentencePiece models; metadata contain their bytes as base64. The second name is XLM-RoBERTa's."""
 _LARGE = (TOKENIZER, tekken.FILE)
 RULE = "architecture.companion"
+_LARGE_COPY = 1_000_000
+"""Bytes of a copy of ``tokenizer.json`` above which a note names the copy."""
 
 
 def read_files(companions: Mapping[str, str]) -> dict[str, str]:
@@ -213,15 +217,27 @@ def parse_file(files: Mapping[str, str], name: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def to_metadata(files: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-    """Return the metadata that hold the files, without the packing keys of ``config.json``."""
+def to_metadata(files: Mapping[str, str], typed: keys.Typed) -> tuple[dict[str, tuple[str, Any]], list[str]]:
+    """Return the metadata that hold the files, without the packing keys of ``config.json``, and notes.
+
+    ``tokenizer.json`` is left out if ``typed``, the metadata of the tokenizer, give back one that behaves equally.
+    """
     texts = dict(files)
+    notes = list[str]()
+    if TOKENIZER in texts:
+        reason = tokenizer_equality.why_not_rebuilt(parse_file(files, TOKENIZER), parse_file(files, SETTINGS), typed)
+        size = len(texts[TOKENIZER].encode())
+        if not reason:
+            del texts[TOKENIZER]
+        elif size > _LARGE_COPY:
+            notes.append(f"the file contains a copy of {TOKENIZER} ({size_text(size)}): {reason}")
     config = parse_file(files, CONFIG)
     if any(key in config for key in PACKING_KEYS):
         texts[CONFIG] = (
             json.dumps({key: value for key, value in config.items() if key not in PACKING_KEYS}, indent=2) + "\n"
         )
-    return {TOKENIZER_KEY if name == TOKENIZER else PREFIX + name: ("string", text) for name, text in texts.items()}
+    names = {name: TOKENIZER_KEY if name == TOKENIZER else PREFIX + name for name in texts}
+    return {names[name]: ("string", text) for name, text in texts.items()}, notes
 
 
 def stored_files(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -259,8 +275,7 @@ def files_of(
     """
     files = stored_files(metadata)
     differences = list[str]()
-    if TOKENIZER in files or any(name in files for name in SENTENCEPIECE_FILES):
-        files |= _updated_settings(metadata, files)
+    files |= _updated_settings(metadata, files)
     if TOKENIZER not in files:
         built, differences = tokenizer.to_files(metadata, parse_file(files, SETTINGS))
         files = {name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in built.items()} | files
@@ -279,7 +294,14 @@ def special_ids(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[s
     texts = texts if isinstance(texts, list) else []
     ids = {text: token_id for token_id, text in reversed([*enumerate(texts)]) if isinstance(text, str)}
     configs = (parse_file(files, CONFIG), parse_file(files, GENERATION))
-    return special_tokens.find(parse_file(files, TOKENIZER), parse_file(files, SETTINGS), configs, ids, len(texts)).ids
+    settings = parse_file(files, SETTINGS)
+    parsed_tokenizer = parse_file(files, TOKENIZER)
+    if TOKENIZER not in files and settings and not any(name in files for name in SENTENCEPIECE_FILES):
+        try:
+            parsed_tokenizer = tokenizer.special_sections(metadata, settings)
+        except UnsupportedError:
+            parsed_tokenizer = {}  # files_of refuses this tokenizer, or leaves it out
+    return special_tokens.find(parsed_tokenizer, settings, configs, ids, len(texts)).ids
 
 
 def _updated_settings(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:

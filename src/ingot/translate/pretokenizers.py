@@ -249,16 +249,16 @@ def match_steps(value: Any, *, ignore_merges: bool) -> Match | None:
 
     ``ignore_merges``: whether a word that is a token is never built by merges.
     """
-    steps_read = _normalized_steps(value)
-    if steps_read == _normalized_steps(_FALCON_PUBLISHED):
+    steps_read = normalized_steps(value)
+    if steps_read == normalized_steps(_FALCON_PUBLISHED):
         return Match("falcon", "numbers outside of ASCII")
     for match, splits in candidates(ignore_merges=ignore_merges):
-        if steps_read == _normalized_steps(pre_tokenizer(Steps(splits))):
+        if steps_read == normalized_steps(pre_tokenizer(Steps(splits))):
             return match
     return None
 
 
-def _normalized_steps(value: Any) -> list[tuple[Any, ...]]:
+def normalized_steps(value: Any) -> list[tuple[Any, ...]]:
     """Return the parameters of the steps of a ``pre_tokenizer``, with the defaults of ``tokenizers``."""
     steps = value.get("pretokenizers", [value]) if isinstance(value, Mapping) else []
     return [part for step in steps for part in _normalized_step(step)] if isinstance(steps, list) else []

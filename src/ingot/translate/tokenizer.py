@@ -116,7 +116,7 @@ def unsupported(reason: str, name: str = "tokenizer.json") -> UnsupportedError:
 
 def _bpe_metadata(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
     model = tokenizer["model"]
-    merges = [_pair(merge) for merge in _as_list(model.get("merges"))]
+    merges = [pair_of(merge) for merge in _as_list(model.get("merges"))]
     if model.get("byte_fallback") is True:
         scores = ("array:f32", _scores(texts, types, merges))
         prefix = ("bool", _adds_space(tokenizer))
@@ -199,7 +199,7 @@ def _is_merge(merge: Any) -> bool:
     return isinstance(merge, str) or (isinstance(merge, list) and [type(text) for text in merge] == [str, str])
 
 
-def _pair(merge: Any) -> tuple[str, str]:
+def pair_of(merge: Any) -> tuple[str, str]:
     """Return a merge, which files have as two texts, or as one text with a space between its halves."""
     if isinstance(merge, str):
         first, _, second = merge.partition(" ")
@@ -252,6 +252,40 @@ def to_files(metadata: Mapping[str, Any], original: Mapping[str, Any] = {}) -> t
     if model is None or model in NO_VOCABULARIES:
         return {}, ["no tokenizer, because the file has none"]
     texts, types = _token_columns(metadata, metadata.get(TOKENS), metadata.get(TYPES), model)
+    vocab = {text: token_id for token_id, text in enumerate(texts) if types[token_id] != UNUSED}
+    special_ids = _ids_of_roles(metadata, len(texts))
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {f"{role}_token": texts[token_id] for role, token_id in special_ids.items()}
+    template = chat_templates.from_metadata(metadata)
+    settings |= {} if template is None else {"chat_template": template}
+    settings |= {f"add_{role}_token": metadata[key] for role, key in ADD.items() if isinstance(metadata.get(key), bool)}
+    if original.get("legacy") is False:
+        settings["legacy"] = False
+    built, differences = _TO_FILES[str(model)](metadata, vocab, settings)
+    added, processor = _special_sections(metadata, original, texts, types)
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **built,
+        "post_processor": processor,
+    }  # fmt: skip
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, differences
+
+
+def special_sections(metadata: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the added tokens and the post-processor of the ``tokenizer.json`` that ``to_files`` returns.
+
+    The result is empty if the metadata have no tokenizer. Raises the errors of ``to_files``.
+    """
+    model = metadata.get(MODEL)
+    if model is None or model in NO_VOCABULARIES:
+        return {}
+    columns = _token_columns(metadata, metadata.get(TOKENS), metadata.get(TYPES), model)
+    return dict(zip(("added_tokens", "post_processor"), _special_sections(metadata, original, *columns), strict=True))
+
+
+def _special_sections(
+    metadata: Mapping[str, Any], original: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the added tokens, and the post-processor that adds tokens around a text."""
     flags = added_tokens_decoder(original)
     added = [
         {"id": token_id, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -259,35 +293,25 @@ def to_files(metadata: Mapping[str, Any], original: Mapping[str, Any] = {}) -> t
         for token_id, (text, token_type) in enumerate(zip(texts, types, strict=True))
         if token_type in (UNKNOWN, CONTROL, USER)
     ]  # fmt: skip
-    vocab = {text: token_id for token_id, text in enumerate(texts) if types[token_id] != UNUSED}
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    ids = {role: name for role, name in IDS.items() if role not in (*_TEMPLATE_ROLES, *_UNSTATED_ROLES)}
-    ids |= {"cls": "bos"} if model == wordpiece_unigram.WPM else {role: role for role in _TEMPLATE_ROLES}
-    ids_read: dict[str, Any] = {key: metadata.get(ID.format(name)) for key, name in ids.items()}
-    special_ids: dict[str, int] = {
-        key: token_id for key, token_id in ids_read.items() if type(token_id) is int and 0 <= token_id < len(texts)
-    }
-    settings |= {f"{key}_token": texts[token_id] for key, token_id in special_ids.items()}
-    template = chat_templates.from_metadata(metadata)
-    settings |= {} if template is None else {"chat_template": template}
-    settings |= {f"add_{role}_token": metadata[key] for role, key in ADD.items() if isinstance(metadata.get(key), bool)}
-    default = special_tokens.default_added(str(model), str(metadata.get(PRE)))
+    is_wordpiece = metadata[MODEL] == wordpiece_unigram.WPM
+    special_ids = _ids_of_roles(metadata, len(texts))
+    default = special_tokens.default_added(str(metadata[MODEL]), str(metadata.get(PRE)))
     adds = metadata.get(ADD["bos"], default["bos"]) is True
-    start = "cls" if model == wordpiece_unigram.WPM else "bos"
+    start = "cls" if is_wordpiece else "bos"
     bos = (texts[special_ids[start]], special_ids[start]) if adds and start in special_ids else None
-    ends = (
-        "sep" if model == wordpiece_unigram.WPM else "eos" if metadata.get(ADD["eos"], default["eos"]) is True else ""
-    )
+    ends = "sep" if is_wordpiece else "eos" if metadata.get(ADD["eos"], default["eos"]) is True else ""
     eos = (texts[special_ids[ends]], special_ids[ends]) if ends in special_ids else None
-    if original.get("legacy") is False:
-        settings["legacy"] = False
-    built, differences = _TO_FILES[str(model)](metadata, vocab, settings)
     processor = _roberta_processor if metadata.get(PRE) in pretokenizers.SEPARATED else _template_processor
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **built,
-        "post_processor": processor(bos, eos),
-    }  # fmt: skip
-    return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}, differences
+    return added, processor(bos, eos)
+
+
+def _ids_of_roles(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
+    """Return the ids of special tokens that the metadata name, by role."""
+    names = {role: name for role, name in IDS.items() if role not in (*_TEMPLATE_ROLES, *_UNSTATED_ROLES)}
+    is_wordpiece = metadata[MODEL] == wordpiece_unigram.WPM
+    names |= {"cls": "bos"} if is_wordpiece else {role: role for role in _TEMPLATE_ROLES}
+    ids: dict[str, Any] = {role: metadata.get(ID.format(name)) for role, name in names.items()}
+    return {role: token_id for role, token_id in ids.items() if type(token_id) is int and 0 <= token_id < count}
 
 
 def _token_columns(metadata: Mapping[str, Any], texts: Any, types: Any, model: Any) -> tuple[list[str], list[int]]:
@@ -335,7 +359,7 @@ def _bpe_files(
     steps = pretokenizers.steps_of(pre)
     if steps is None:
         raise _unsupported_by_files(f"its pre-tokenizer {pre[:40]!r} is unknown")
-    merges = [list(_pair(merge)) for merge in _as_list(metadata.get(MERGES)) if isinstance(merge, str)]
+    merges = [list(pair_of(merge)) for merge in _as_list(metadata.get(MERGES)) if isinstance(merge, str)]
     if not steps.bytewise:
         return _spaced_bpe_files(vocab, merges, steps), []
     differences = [
@@ -416,17 +440,19 @@ def _sentencepiece_files(
 
 def _merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
     """Return the pairs of tokens that form a token, those with the highest score first, as transformers builds them."""
-    ranked = []
-    for text, token_id in vocab.items():
+    merges = list[list[str]]()
+    for text in sorted(vocab, key=lambda text: -scores[vocab[text]]):
         if len(text) > _MAX_TOKEN:
             continue
         pairs = [
-            (vocab[text[:cut]], vocab[text[cut:]], text[:cut], text[cut:])
+            [first, second]
             for cut in range(1, len(text))
-            if text[:cut] in vocab and text[cut:] in vocab
+            if (first := text[:cut]) in vocab and (second := text[cut:]) in vocab
         ]
-        ranked += [(-scores[token_id], *pair) for pair in sorted(pairs)]
-    return [[first, second] for *_, first, second in sorted(ranked, key=lambda item: item[0])]
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        merges += pairs
+    return merges
 
 
 def _bpe_model(vocab: Mapping[str, int], merges: list[list[str]], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -451,11 +477,10 @@ def _template_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None
     """Return the template that adds a token before each text, and one after it."""
     first, second = ({"Sequence": {"id": name, "type_id": token_id}} for token_id, name in enumerate("AB"))
     ids = {text: {"id": text, "ids": [token_id], "tokens": [text]} for text, token_id in filter(None, (bos, eos))}
-    start, end, last = (
+    start, again, end, last = (
         [{"SpecialToken": {"id": token[0], "type_id": type_id}}] if token else []
-        for token, type_id in ((bos, 0), (eos, 0), (eos, 1))
+        for token, type_id in ((bos, 0), (None if eos else bos, 1), (eos, 0), (eos, 1))
     )
-    again = [] if eos else start
     return {
         "type": "TemplateProcessing", "single": [*start, first, *end],
         "pair": [*start, first, *end, *again, second, *last], "special_tokens": ids,

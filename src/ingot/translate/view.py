@@ -113,9 +113,10 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
     pooling_metadata, pooling_notes = pooling.to_metadata(pooled, family, labels)
-    notes += [*tokenizer_notes, *pooling_notes]
+    companion_metadata, companion_notes = companions.to_metadata(files, tokenizer_metadata)
+    notes += [*tokenizer_notes, *pooling_notes, *companion_notes]
     original_metadata = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
-    converted = {**typed, **tokenizer_metadata, **pooling_metadata, **companions.to_metadata(files)}
+    converted = {**typed, **tokenizer_metadata, **pooling_metadata, **companion_metadata}
     metadata = with_values(to_gguf_metadata(original_metadata), converted)
     view = apply_to_gguf(checkpoint, plan)
     if family.padded and POSITIONS in view:

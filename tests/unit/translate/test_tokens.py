@@ -211,7 +211,6 @@ def test_chat_templates(
     assert all((tmp_path / "back" / name).read_text() == (source / name).read_text() for name in files)
     with ingot.open(source.with_suffix(".gguf")) as checkpoint:
         others = {name: value for name, value in checkpoint.metadata.items() if "companion" not in name}
-        others.pop("tokenizer.huggingface.json")
         ingot.save(tmp_path / "o.gguf", dict(checkpoint), others)
     ingot.convert(tmp_path / "o.gguf", tmp_path / "other", format="safetensors")
     again, _ = converted(tmp_path / "other")
@@ -237,7 +236,6 @@ def gguf_with(tmp_path: Path, **changes: Any) -> Path:
     converted(model_folder.write(tmp_path / "m"))
     with ingot.open(tmp_path / "m.gguf") as checkpoint:
         kept = {key: value for key, value in checkpoint.metadata.items() if "companion" not in key}
-        kept.pop("tokenizer.huggingface.json")
         ingot.save(
             tmp_path / "y.gguf", dict(checkpoint), {**kept, **{GGML + key: value for key, value in changes.items()}}
         )
