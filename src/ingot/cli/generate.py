@@ -11,7 +11,7 @@ from ingot.cli.output import Json, line, print_json
 from ingot.core.options import About
 from ingot.errors import printable
 from ingot.reporting.report import size_text
-from ingot.runtime.loading.options import Draft, LoadOptions
+from ingot.runtime.loading.options import CPU, Draft, LoadOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -61,8 +61,9 @@ def summary(generated: Any) -> list[str]:
     times = f"loaded in {load.seconds:.3f} s, first token after {generated.first_token_seconds:.3f} s{speed}"
     packed = f"{size_text(load.packed)} kept packed"
     streamed = f", {size_text(load.streamed)} streamed ({size_text(load.window)} at a time)" if load.streamed else ""
+    device = "" if load.device == CPU else f" on {load.device}"
     return [
-        f"{load.model}, {load.dtype}, from {load.format}: {load.tier} ({printable(load.why)})",
+        f"{load.model}, {load.dtype}{device}, from {load.format}: {load.tier} ({printable(load.why)})",
         f"{size_text(load.mapped)} mapped, {size_text(load.decoded)} decoded, {packed}{streamed}",
         f"{times}; {len(generated.tokens)} tokens{end}",
         *([] if generated.drafted is None else [_draft_line(generated.drafted)]),

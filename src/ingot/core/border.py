@@ -88,6 +88,12 @@ def _resource_error(error: Exception) -> IngotError | None:
     text = str(error)
     if isinstance(error, MemoryError) or any(sign in text for sign in _UNMAPPED):
         return no_memory()
+    if isinstance(error, RuntimeError) and "out of memory" in text:
+        return ResourceError(
+            f"the device has too little free memory: {_first_line(error)}; compute on another device, or on less data "
+            "together",
+            rule="device.memory",
+        )
     if isinstance(error, RuntimeError | OSError) and any(sign in text for sign in _NO_THREADS):
         return no_threads()
     return system_error(error) if isinstance(error, OSError) and error.errno is not None else None

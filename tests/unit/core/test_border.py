@@ -34,6 +34,7 @@ def raising(error: Exception) -> Callable[..., Any]:
         (np._core._exceptions._ArrayMemoryError((1,), np.dtype("u1")), "ram.exhausted"),
         (ImportError("libx.so: failed to map segment from shared object"), "ram.exhausted"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "ram.exhausted"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), "device.memory"),
         (RuntimeError("can't start new thread"), "os.threads"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "os.threads"),
         (OSError(errno.ENOSPC, "No space left on device", "x"), "store.disk-full"),

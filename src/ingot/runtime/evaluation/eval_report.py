@@ -21,7 +21,7 @@ from ingot.runtime.evaluation.layer_errors import LayerError
 from ingot.runtime.evaluation.special_tokens import SpecialToken, prefix_text
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
-from ingot.runtime.loading.options import EXACT, Measures, Protocol
+from ingot.runtime.loading.options import CPU, EXACT, Measures, Protocol
 from ingot.stores.location import Location
 
 RULE = "eval.gate"
@@ -236,8 +236,10 @@ def _rows(result: Evaluation) -> list[tuple[str, str, str]]:
         ("tokens read", f"{result.sequences} x {result.window}", ""),
         ("each window begins with", prefix_text(result.window_prefix), ""),
         ("tokens per second", number(result.tokens_per_second), ""),
-        ("peak memory", size_text(result.peak_memory), ""),
+        ("peak memory" if result.load.device == CPU else "peak memory of the host", size_text(result.peak_memory), ""),
     ]
+    if result.load.device != CPU:
+        rows.append(("device", result.load.device, ""))
     if result.kv_cache is not None:
         use = result.kv_cache
         share = f"{use.bytes_per_token:.0f} of {use.full_bytes_per_token:.0f}"
@@ -301,6 +303,7 @@ def write_receipt(
         "keep_packed": protocol.keep_packed,
         "reference": compared,
         **({"window_prefix": [asdict(token) for token in result.window_prefix]} if result.window_prefix else {}),
+        **({} if result.load.device == CPU else {"device": result.load.device}),
         **({} if result.compute == EXACT else {"compute": result.compute}),
         **({} if result.kv_cache is None else {"kv_cache": result.kv_cache.kind}),
     }

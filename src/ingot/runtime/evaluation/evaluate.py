@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ingot.core.border import bordered, require
@@ -28,6 +27,7 @@ from ingot.runtime.evaluation.generate import positions, require_room, require_v
 from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, worst_of_layers
 from ingot.runtime.evaluation.scores import Scores
 from ingot.runtime.evaluation.windows import Windows, read_windows
+from ingot.runtime.loading.device import synchronize
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
 from ingot.runtime.loading.options import EXACT, Loading, LoadOptions, Measures, Protocol
@@ -257,8 +257,8 @@ def _batches(windows: Any, step: int) -> Iterator[Any]:
 
 def _run_timed(model: Any, batch: Any, passes: Passes) -> Any:
     """Return the logits that predict the scored tokens of each window: f32 [windows, predictions, vocabulary]."""
-    wait = _synchronizer(batch.device)
-    wait()
+    torch = require("torch", EXTRA)
+    synchronize(torch, batch.device)
     began = time.perf_counter()
     kv = KV_CACHES[PACKED]
     if kv.settings_of(model) is None:
@@ -266,19 +266,10 @@ def _run_timed(model: Any, batch: Any, passes: Passes) -> Any:
     else:
         logits, cache = kv.read_in_steps(model, batch)
         passes.kv_cache = passes.kv_cache or cache.use()
-    wait()
+    synchronize(torch, batch.device)
     passes.seconds += time.perf_counter() - began
     passes.tokens += batch.numel()
     return logits[:, passes.first_scored - 1 : -1].float()
-
-
-def _synchronizer(device: Any) -> Callable[[], object]:
-    """Return a function that waits for the device: all devices except the CPU compute asynchronously."""
-    if device.type == "cpu":
-        return lambda: None
-    torch = require("torch", EXTRA)
-    backend = getattr(torch, device.type)
-    return partial(backend.synchronize) if device.type == "mps" else partial(backend.synchronize, device)
 
 
 def _score(

@@ -100,10 +100,11 @@ class LayerErrors:
                 where=name,
             )
         y, r = (values.flatten(0, -2).float() for values in (output.to(reference.device), reference))
-        length = torch.linalg.vector_norm(r, dim=-1)
-        error = torch.linalg.vector_norm(y - r, dim=-1)
+        length = torch.linalg.vector_norm(r, dim=-1).cpu()  # not all devices have f64
+        error = torch.linalg.vector_norm(y - r, dim=-1).cpu()
+        similarity = torch.nn.functional.cosine_similarity(y, r, dim=-1, eps=1e-30).cpu()
         same = (error == 0).double()  # also if both are zero vectors, whose cosine is undefined
-        cosine = torch.where(error == 0, same, torch.nn.functional.cosine_similarity(y, r, dim=-1, eps=1e-30).double())
+        cosine = torch.where(error == 0, same, similarity.double())
         relative = torch.where(error == 0, 1 - same, error.double() / length.double())
         self._sums[name][0] += float(cosine.sum())
         self._sums[name][1] += float(relative.sum())

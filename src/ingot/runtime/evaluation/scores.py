@@ -43,18 +43,18 @@ class Scores:
         row[_COUNT] = len(targets)
         if exact is not None:
             row[_ROUNDED] = float(
-                _divergence(functional, ours, functional.log_softmax(exact, -1)).sum(dtype=torch.float64)
+                _divergence(functional, ours, functional.log_softmax(exact, -1)).cpu().sum(dtype=torch.float64)
             )
         if reference is not None:
             theirs = functional.log_softmax(reference, -1)
             row[_REFERENCE_LOSS] = float(functional.nll_loss(theirs, targets, reduction="sum"))
-            divergences = _divergence(functional, ours, theirs)
+            divergences = _divergence(functional, ours, theirs).cpu()  # not all devices have f64 for their sum
             row[_KL] = float(divergences.sum(dtype=torch.float64))
             row[_SAME] = float((ours.argmax(-1) == theirs.argmax(-1)).sum())
             if self.top_k is not None:
                 row[_TOP] = _shared_top_k(ours, theirs, self.top_k)
             if self.spread:
-                self._kl.append(divergences.cpu().numpy())
+                self._kl.append(divergences.numpy())
         self._sums.append(row)
 
     def figures(self) -> dict[str, float]:

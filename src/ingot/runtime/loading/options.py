@@ -22,6 +22,8 @@ COMPUTES = (EXACT, INT8)
 """How packed linear layers multiply: by inputs in full precision, or rounded to 8 bits (``spec/affine.md``)."""
 ARITHMETICS = ("llama.cpp", "mlx")
 """Programs whose rounding of inputs and results a decoded model can have (``spec/loading.md``)."""
+CPU: Final = "cpu"
+DEVICE = about("Compute on this device of torch: cpu, cuda, cuda:N, mps or xpu.", metavar="DEVICE")
 MAX_DRAFTED = 7
 """Maximum number of tokens per proposal: kernels of packed weights compute eight rows in 16 bits."""
 
@@ -115,7 +117,7 @@ class LoadOptions(Loading):
     path: AnyPath = field(
         metadata=about("Folder or file, with config.json and tokenizer in its folder.", argument=True, metavar="MODEL")
     )
-    device: Any = field(default="cpu", metadata=about("Device of the weights.", command=False))
+    device: Any = field(default=CPU, metadata=DEVICE)
     dtype: Any = field(
         default=None,
         metadata=about(
@@ -159,7 +161,7 @@ class Protocol:
     )
     dtype: Any = field(default="f32", metadata=about("Element type to compute in."))
     keep_packed: bool = field(default=False, metadata=about("Compute from the packed weights."))
-    device: Any = field(default="cpu", metadata=about("Device of the weights.", command=False))
+    device: Any = field(default=CPU, metadata=DEVICE)
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.sequences < 1:

@@ -20,6 +20,7 @@ from ingot.core.runtime.memory import require_ram
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.stacks import STACK_SELECTORS, Dispatch, Flags, StackRequest
+from ingot.runtime.loading.device import resolve_device
 from ingot.runtime.loading.load_report import LoadReport, Meter
 from ingot.runtime.loading.model_source import ModelSource, resolve
 from ingot.runtime.loading.options import INT8, LoadOptions
@@ -179,7 +180,7 @@ def _run(
     with meter.importing():
         torch = require("torch", EXTRA)
         require("transformers", EXTRA)
-    plan = _Plan(replace(options, device=_device(torch, options.device)), overrides, packed)
+    plan = _Plan(replace(options, device=resolve_device(options.device)), overrides, packed)
     model, facts = _load(torch, source, plan, meter)
     if choice is not None:
         facts |= {"why": f"{facts['why']}; {choice.describe()}", "dispatch": choice}
@@ -324,19 +325,6 @@ def _use_int8(model: Any, device: Any, location: str) -> None:
             where=location,
         )
     require("ingot.runtime.layers.decoder_layers", "torch").put_layers(model)
-
-
-def _device(torch: Any, device: Any) -> Any:
-    try:
-        target = torch.device(device)
-        torch.empty(0, device=target)
-    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(
-            f"expected a device that this torch has, found {str(device)[:80]!r}", rule="model.device"
-        ) from error
-    if target.type == "meta":
-        raise UsageError("expected a device with memory for values, found 'meta'", rule="model.device")
-    return target
 
 
 def _target(torch: Any, dtype: Any, config: Any, checkpoint: Checkpoint) -> str:

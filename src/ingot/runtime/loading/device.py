@@ -1,0 +1,65 @@
+"""The device that a caller requests for torch's computations (``spec/loading.md``, "Devices")."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from ingot.core.border import require
+from ingot.errors import UsageError
+
+# Types of devices of which torch counts the devices. torch has more types; packages of their own bring these.
+_COUNTED = ("cuda", "mps", "xpu")
+
+
+def resolve_device(device: Any) -> Any:
+    """Return the ``torch.device`` for a name, an index or a ``torch.device``, if it has memory for values.
+
+    Raises
+    ------
+    UsageError
+        ``model.device``: torch does not have the device, or the device has no memory for values.
+    MissingExtraError
+        torch is not installed.
+    """
+    torch = require("torch", "torch")
+    shown = f"{str(device)!r:.80}"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch warns of names that it will drop
+            target = torch.device(device)
+            torch.empty(0, device=target)
+    except (RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
+        raise _device_error(torch, f"expected a device that this torch has, found {shown}") from error
+    if target.type == "meta":
+        raise _device_error(torch, f"expected a device with memory for values, found {shown}")
+    if target.index and target.type in ("cpu", *_COUNTED) and str(target) not in available_devices(torch):
+        raise _device_error(torch, f"expected a device that is present, found {shown}")
+    return torch.device("cpu") if target.type == "cpu" else target
+
+
+def available_devices(torch: Any) -> list[str]:
+    """Return the names of the devices that torch can use here: the CPU, then the others by type and index."""
+    names = ["cpu"]
+    for device_type in _COUNTED:
+        backend = getattr(torch, device_type, None)
+        if backend is not None and backend.is_available():
+            count = backend.device_count()
+            names += [device_type] if device_type == "mps" else [f"{device_type}:{index}" for index in range(count)]
+    return names
+
+
+def _device_error(torch: Any, problem: str) -> UsageError:
+    devices = available_devices(torch)
+    present = f"the only device here is {devices[0]}" if len(devices) == 1 else f"devices here: {', '.join(devices)}"
+    return UsageError(f"{problem}; {present}", rule="model.device")
+
+
+def synchronize(torch: Any, device: Any) -> None:
+    """Wait until a device has computed everything: all devices except the CPU compute asynchronously."""
+    if device.type == "cpu":
+        return
+    backend = getattr(torch, device.type)
+    if device.type == "mps":
+        backend.synchronize()
+    else:
+        backend.synchronize(device)
