@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.adapters.peft import CONFIG_RULE, METHOD_RULE, RANK_RULE, TENSORS_RULE
-from ingot.adapters.record import Change, Factor, LowRank, Replacement
+from ingot.adapters.record import Change, Factor, LowRank, Replacement, finite_number
 from ingot.errors import FormatError, UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 
@@ -38,10 +37,12 @@ def read_changes(checkpoint: Checkpoint) -> dict[str, list[Change]]:
             rule=CONFIG_RULE,
             where=checkpoint.location,
         )
-    alpha = metadata.get(ALPHA)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    alpha = finite_number(metadata.get(ALPHA))
+    if alpha is None:
         raise FormatError(
-            CONFIG_RULE, f"expected a number as {ALPHA}, found {str(alpha)[:40]!r}", where=checkpoint.location
+            CONFIG_RULE,
+            f"expected a number as {ALPHA}, found {str(metadata.get(ALPHA))[:40]!r}",
+            where=checkpoint.location,
         )
     parts: dict[str, dict[str, Factor]] = {}
     changes: dict[str, list[Change]] = {}
@@ -56,7 +57,7 @@ def read_changes(checkpoint: Checkpoint) -> dict[str, list[Change]]:
         else:
             raise FormatError(TENSORS_RULE, "expected a name that ends in .lora_a or .lora_b", where=name)
     for weight, factors in parts.items():
-        changes[weight] = [_low_rank(weight, factors, float(alpha))]
+        changes[weight] = [_low_rank(weight, factors, alpha)]
     if not changes:
         raise FormatError(TENSORS_RULE, "the adapter has no tensors", where=checkpoint.location)
     return changes

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.adapters.peft import CONFIG_RULE, METHOD_RULE, RANK_RULE, TENSORS_RULE
-from ingot.adapters.record import Change, Factor, LowRank, Replacement
+from ingot.adapters.record import Change, Factor, LowRank, Replacement, finite_number
 from ingot.errors import FormatError, UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 
@@ -46,14 +45,15 @@ def read_changes(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str,
 def _scale(config: Mapping[str, Any], location: str) -> float:
     parameters = config.get("lora_parameters")
     value = parameters.get("scale") if isinstance(parameters, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    scale = finite_number(value)
+    if scale is None:
         raise FormatError(
             CONFIG_RULE,
             f"expected a number as lora_parameters.scale, found {str(value)[:40]!r}; put adapter_config.json beside "
             "the weights",
             where=location,
         )
-    return float(value)
+    return scale
 
 
 def _low_ranks(checkpoint: Checkpoint, scale: float, *, is_dora: bool) -> dict[str, list[Change]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.adapters.record import Addition, Change, Factor, LowRank, Replacement
+from ingot.adapters.record import Addition, Change, Factor, LowRank, Replacement, finite_number
 from ingot.core.regex import Regex, RegexError
 from ingot.errors import FormatError, UnsupportedError
 from ingot.model.checkpoint import Checkpoint
@@ -134,9 +134,11 @@ class _Settings:
         method = config.get("peft_type")
         if method is None:
             raise self._error("peft_type is missing; put the adapter's adapter_config.json beside the weights")
+        if not isinstance(method, str):
+            raise self._error(f"expected a name as peft_type, found {method!r:.40}")
         if method != "LORA":
             raise UnsupportedError(
-                f"expected a LoRA adapter, found PEFT's {str(method)[:40]}; merge it with PEFT (merge_and_unload)",
+                f"expected a LoRA adapter, found PEFT's {method[:40]}; merge it with PEFT (merge_and_unload)",
                 rule=METHOD_RULE,
                 where=location,
             )
@@ -174,8 +176,9 @@ class _Settings:
         return FormatError(CONFIG_RULE, message, where=self._location)
 
     def _number(self, value: object, key: str) -> float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
-            return float(value)
+        number = finite_number(value)
+        if number is not None and number > 0:
+            return number
         raise self._error(f"expected a positive number as {key}, found {str(value)[:40]!r}")
 
     def _names(self, key: str) -> list[str]:
@@ -221,8 +224,16 @@ class _Settings:
         if isinstance(value, dict):
             value = next((rows for key, rows in value.items() if f".{module}".endswith(f".{key}")), None)
         rows = value if isinstance(value, list) else []
-        if len(rows) != shape[0] or not all(type(row) is int and row >= 0 for row in rows) or len({*rows}) != len(rows):
-            raise self._error(f"expected {shape[0]} different rows of {module[:100]} as trainable_token_indices")
+        if (
+            len(shape) != 2
+            or len(rows) != shape[0]
+            or not all(type(row) is int and row >= 0 for row in rows)
+            or len({*rows}) != len(rows)
+        ):
+            raise self._error(
+                f"expected different rows of {module[:100]} as trainable_token_indices, one for each row of the tensor "
+                f"of shape {list(shape)}"
+            )
         return tuple(rows)
 
 
@@ -284,13 +295,20 @@ def _add_module(
     if first not in factors or second not in factors:
         missing = first if first not in factors else second
         raise FormatError(TENSORS_RULE, f"expected {first} and {second}, but {missing} is missing", where=module)
+    shapes = [factors[role].shape for role in (first, second)]
+    if min(map(len, shapes)) < 2:
+        raise FormatError(
+            RANK_RULE,
+            f"expected factors with two dimensions or more, found shapes {list(shapes[0])} and {list(shapes[1])}",
+            where=module,
+        )
     a = factors[first].flat()
     b = factors[second].flat()
     magnitude = factors.get("lora_magnitude_vector")
     is_parameter = not name.endswith(".weight") or any(_is_parameter(module, item) for item in settings.parameters)
     pattern_key = name if is_parameter else module
     rank = settings.rank(pattern_key)
-    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+    if a.shape[0] != b.shape[1]:
         raise FormatError(
             RANK_RULE,
             f"expected factors of one rank, found shapes {list(a.shape)} and {list(b.shape)}",

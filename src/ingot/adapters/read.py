@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ingot.adapters import gguf, mlx, peft
-from ingot.adapters.record import Adapter, Change, LowRank
-from ingot.artifacts.adapter_files import CONFIG, recognise
+from ingot.adapters.record import Adapter, Change, LowRank, Replacement
+from ingot.artifacts.adapter_files import CONFIG, has_adapter_file_name, recognise
 from ingot.artifacts.open import find, open_source_in_store
 from ingot.core.border import bordered
-from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.errors import FormatError, IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.store import Store
 from ingot.naming.config import MAX_CONFIG, parse_config
 from ingot.stores.location import AnyPath, Location
 
 RULE = "adapter.none"
+SMALLEST = float(np.finfo(np.float32).smallest_normal)
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @bordered
@@ -69,6 +73,7 @@ def adapter_from(checkpoint: Checkpoint, store: Store, location: str) -> Adapter
         )
     try:
         config, changes = _changes(description.program, checkpoint, store)
+        _require_effects(changes)
     except IngotError as error:
         raise error if location in (error.where or "") else error.add_location(location) from None
     return Adapter(
@@ -82,13 +87,31 @@ def _changes(
     if program == "GGUF":
         return checkpoint.metadata, gguf.read_changes(checkpoint)
     if not store.exists(CONFIG):
-        raise UnsupportedError(
-            f"expected {CONFIG} beside the weights, which has the adapter's rank and scale",
-            rule=peft.CONFIG_RULE,
-        )
+        message = f"expected {CONFIG} beside the weights, which has the adapter's rank and scale"
+        if has_adapter_file_name(checkpoint):
+            raise FormatError(peft.CONFIG_RULE, message)
+        raise UnsupportedError(message, rule=peft.CONFIG_RULE)
     config = parse_config(store.read(CONFIG, MAX_CONFIG, peft.CONFIG_RULE), peft.CONFIG_RULE, CONFIG)
     read = mlx.read_changes if program == "MLX" else peft.read_changes
     return config, read(checkpoint, config)
+
+
+def _require_effects(changes: Mapping[str, Sequence[Change]]) -> None:
+    """Raise ``FormatError`` if a change cannot be computed in f32 or has no effect.
+
+    ``adapter.config``: the scale is 0 or infinite in f32; ``adapter.rank``: the rank is 0.
+    """
+    for name, items in changes.items():
+        for item in items:
+            if isinstance(item, LowRank) and not item.rank:
+                raise FormatError(peft.RANK_RULE, "expected factors of rank 1 or more, found rank 0", where=name)
+            scale = 1.0 if isinstance(item, Replacement) else item.scale
+            if not SMALLEST <= abs(scale) <= LARGEST:
+                raise FormatError(
+                    peft.CONFIG_RULE,
+                    f"expected a scale that f32 can hold and that is not 0, found {scale:g}",
+                    where=name,
+                )
 
 
 def _method(changes: Mapping[str, Sequence[Change]]) -> str:

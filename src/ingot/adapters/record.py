@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
 
-from ingot.errors import CodecError
+from ingot.core.numeric.dtypes import DTYPES
+from ingot.errors import CodecError, FormatError
 from ingot.model.checkpoint import CheckpointSource
 from ingot.model.tensor import Array, Tensor
 
 RULE = "adapter.values"
+
+
+def finite_number(value: object) -> float | None:
+    """Return a number of a config; None for another type, NaN, an infinity, or an integer that f64 cannot hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,13 @@ class Factor:
 
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> Factor:
-        """Return the values of a stored tensor."""
+        """Return the values of a stored tensor; raise ``FormatError`` ``adapter.tensors`` for integers and booleans."""
+        if not DTYPES[tensor.dtype].is_float:
+            raise FormatError(
+                "adapter.tensors",
+                f"expected floating-point values in the adapter, found {tensor.dtype}",
+                where=tensor.name,
+            )
         return cls(tensor.name, tensor.shape, tensor.dtype, lambda: tensor.numpy("f32"))
 
     @classmethod
@@ -160,6 +178,13 @@ class Replacement:
 
 
 Change = LowRank | Addition | Replacement
+
+
+def factors_of(change: Change) -> list[Factor]:
+    """Return the arrays of a change."""
+    if isinstance(change, LowRank):
+        return [change.a, change.b, *([] if change.magnitude is None else [change.magnitude])]
+    return [change.values]
 
 
 @dataclass(frozen=True, slots=True)

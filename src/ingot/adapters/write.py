@@ -58,10 +58,18 @@ def gguf_files(changes: Mapping[str, Sequence[Change]], arch: str, base: str | N
 
     Scales that differ from that of most modules are multiplied into ``lora_b``.
 
-    Raises ``UnsupportedError`` ``adapter.unsupported``: DoRA, biases and new values.
+    Raises ``UnsupportedError`` ``adapter.unsupported``: DoRA, biases and new values; a scale that f32 cannot hold.
     """
     low_ranks = [item for items in changes.values() for item in items if isinstance(item, LowRank)]
-    alpha = _most_common([float(np.float32(item.scale * item.rank)) for item in low_ranks])
+    with np.errstate(over="ignore"):
+        alpha = _most_common([float(np.float32(item.scale * item.rank)) for item in low_ranks])
+    if not np.isfinite(alpha):
+        raise UnsupportedError(
+            "the scale times the rank is more than f32 can hold, the type in which GGUF adapters store it; merge the "
+            "adapter into its base (ingot merge)",
+            rule="adapter.unsupported",
+            where=base,
+        )
     metadata = to_gguf_metadata(gguf_metadata(arch, alpha, base))
     types: dict[str, tuple[str, Any]] = {ALPHA: ("f32", alpha)}
     if base:

@@ -98,9 +98,11 @@ def recognise(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], store:
     if metadata.get("general.type") == "adapter":
         base = metadata.get("general.base_model.0.repo_url") or metadata.get("general.base_model.0.name")
         return Adapter(str(metadata.get(f"{_GGUF}type") or "")[:40].upper(), "GGUF", _text(base))
+    if not tensors and store is not None:
+        return _adapter_without_tensors(_config(store))
     part = _first_part(tensors)
     has_adapter_names = part is not None and not _has_base(tensors, part)
-    if not has_adapter_names and not _is_adapter_file(tensors):
+    if not has_adapter_names and not has_adapter_file_name(tensors):
         return None
     config = {} if store is None else _config(store)
     if "fine_tune_type" in config or (part is not None and part.endswith((".lora_a", ".lora_b"))):
@@ -108,6 +110,13 @@ def recognise(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], store:
         return Adapter("" if method == "FULL" else method, "MLX", _text(config.get("model")))
     method = str(config.get("peft_type") or ("LORA" if has_adapter_names else ""))[:40]
     return Adapter(method, "PEFT", _text(config.get("base_model_name_or_path")))
+
+
+def _adapter_without_tensors(config: Mapping[str, Any]) -> Adapter | None:
+    """Return the adapter whose config is beside an empty weight file; None if there is no such config."""
+    if "peft_type" in config or "fine_tune_type" in config:
+        return Adapter("", "PEFT" if "peft_type" in config else "MLX")
+    return None
 
 
 def _text(value: object) -> str | None:
@@ -130,7 +139,7 @@ def _has_base(names: Iterable[str], part: str) -> bool:
     )
 
 
-def _is_adapter_file(tensors: Mapping[str, Tensor]) -> bool:
+def has_adapter_file_name(tensors: Mapping[str, Tensor]) -> bool:
     """Return whether the file of the first tensor has the name of an adapter's file."""
     tensor = next(iter(tensors.values()), None)
     part = None if tensor is None else next(iter(tensor.parts.values()), None)

@@ -161,9 +161,11 @@ class AdapterExtractReport(Reportable):
 def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
     """Write a LoRA adapter that approximates a full fine-tune, as PEFT stores it.
 
-    The factors of each linear layer and embedding are its leading singular vectors: no adapter of these ranks leaves
-    less of the changes. With statistics the norm is that of the layer's outputs. Ranks are equal (``rank``), the
-    smallest that leave a share of each change (``max_error``), or those of least error in total for a size (``size``).
+    The factors of each linear layer and embedding are the leading singular vectors of its change. For matrices with a
+    side of at most 192 they are exact: no adapter of that rank leaves less. For larger ones they come from randomized
+    subspace iteration, which left at most about 1 % more than the best factors. With statistics the norm is that of the
+    layer's outputs. Ranks are equal (``rank``), the smallest that leave a share of each change (``max_error``), or
+    those of least error in total for a size (``size``).
 
     Returns
     -------

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ingot.adapters.match import match
 from ingot.adapters.read import RULE, adapter_from
-from ingot.adapters.record import Adapter, LowRank
+from ingot.adapters.record import Adapter, factors_of
 from ingot.artifacts.adapter_files import adapter_of
 from ingot.artifacts.open import Source
 from ingot.artifacts.open import open as open_checkpoint
@@ -49,10 +49,8 @@ def _value_findings(adapter: Adapter) -> Iterator[Finding]:
     """Yield a finding for each factor with NaN or infinities."""
     for changes in adapter.changes.values():
         for item in changes:
-            factors = (item.a, item.b, item.magnitude) if isinstance(item, LowRank) else (item.values,)
-            for factor in factors:
+            for factor in factors_of(item):
                 try:
-                    if factor is not None:
-                        factor.values()
+                    factor.values()
                 except CodecError as error:
                     yield finding_of(error, adapter.location)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ingot.adapters.match import match
-from ingot.adapters.read import open_adapter
-from ingot.adapters.record import Adapter
+from ingot.adapters.read import adapter_from, open_adapter
+from ingot.adapters.record import Adapter, factors_of
 from ingot.artifacts.identity import content_id
+from ingot.artifacts.open import Source
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.errors import IngotError, UnsupportedError
 from ingot.library.manifest import AdapterBase, Manifest
@@ -15,6 +16,22 @@ from ingot.stores.location import AnyPath
 
 RULE = "library.base"
 _LISTED = 3
+
+
+def require_sound(source: Source) -> None:
+    """Read an adapter and all of its values.
+
+    Raises ``FormatError`` and ``CodecError`` of ``open_adapter`` and ``Factor.values`` for damage. An adapter of a
+    method that Ingot does not support is not read.
+    """
+    try:
+        adapter = adapter_from(source.view(), source.store, source.location)
+    except UnsupportedError:
+        return
+    for changes in adapter.changes.values():
+        for item in changes:
+            for factor in factors_of(item):
+                factor.values()
 
 
 def find_base(library: OpenLibrary, adapter_path: AnyPath, requested: str) -> tuple[AdapterBase | None, str]:

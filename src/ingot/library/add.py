@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+from ingot.artifacts.adapter_files import CONFIG as ADAPTER_CONFIG
 from ingot.artifacts.adapter_files import Adapter, adapter_of
 from ingot.artifacts.open import open_source_in_store
 from ingot.core.bytes.checksums import Blake3
 from ingot.core.options import takes
 from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import Progress
-from ingot.errors import IngotError, IntegrityError, ResourceError, UsageError
+from ingot.errors import CodecError, FormatError, IngotError, IntegrityError, ResourceError, UsageError
 from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.shared.foreign import HEAD
-from ingot.library.adapter_base import find_base
+from ingot.library.adapter_base import find_base, require_sound
 from ingot.library.cut import Segment, covered, files_of, segments
 from ingot.library.encode import MIN_DELTA, as_delta, smallest
 from ingot.library.manifest import INLINE, AdapterBase, Chunk, File, Manifest, file_of
@@ -189,6 +190,8 @@ def add(options: AddOptions) -> Added:
     UsageError
         ``library.name``, ``library.exists``, ``library.empty``, ``library.within``, ``library.none``;
         ``library.unknown`` for the base; ``target.no-parent``.
+    FormatError
+        ``library.adapter``: a damaged adapter; ``base`` ``none`` stores it without the check.
     UnsupportedError
         ``adapter.base``, ``adapter.shape``: ``base`` is not the base of an adapter.
     IntegrityError
@@ -206,10 +209,11 @@ def add(options: AddOptions) -> Added:
             rule="library.within",
             where=location.display,
         )
+    adapter = _adapter_in(store, single, check=options.base != NONE)
     library = OpenLibrary(location, create=True)
     with library.folder.shared_lock() as use, library.folder.stage() as adding:
         addition = _Addition(library, adding, store, options)
-        manifest = addition.run(name, single)
+        manifest = addition.run(name, single, adapter)
         _publish_manifest(library, manifest, use)
         return addition.report(manifest)
 
@@ -225,14 +229,36 @@ def _name_of(store: Store, single: str) -> str:
     return name
 
 
-def _adapter_in(store: Store, single: str) -> Adapter | None:
-    """Return the adapter that the artifact is; None if it is a model or any other files."""
+def _adapter_in(store: Store, single: str, *, check: bool) -> Adapter | None:
+    """Return the adapter that the artifact is; None if it is a model or any other files.
+
+    With ``check``, raise ``FormatError`` ``library.adapter`` for a damaged adapter, which ``get`` could not merge. An
+    adapter of a method that Ingot does not merge is not checked.
+    """
     try:
         source = open_source_in_store(store, single, verify=False)
-    except IngotError:  # artifacts may consist of any files
+    except IngotError as error:  # artifacts may consist of any files
+        if check and not single and store.exists(ADAPTER_CONFIG):
+            raise _damaged(error, store.location) from None
         return None
     with closing(source):
-        return adapter_of(source)
+        adapter = adapter_of(source)
+        if adapter is None or not check:
+            return adapter
+        try:
+            require_sound(source)
+        except (FormatError, CodecError) as error:
+            raise _damaged(error, store.location) from None
+        return adapter
+
+
+def _damaged(error: IngotError, location: str) -> FormatError:
+    return FormatError(
+        "library.adapter",
+        f"the adapter is damaged and could not be merged: {error}; get it again, or add the files as they are "
+        "(--base none)",
+        where=location,
+    )
 
 
 class _Addition:
@@ -252,10 +278,9 @@ class _Addition:
         self._progress = Progress(0)
         self._notes: list[str] = []
 
-    def run(self, name: str, single: str) -> Manifest:
+    def run(self, name: str, single: str, adapter: Adapter | None) -> Manifest:
         """Write all objects; return the manifest, verified but not yet written."""
         store = self._store
-        adapter = _adapter_in(store, single)
         adapter_base = None if adapter is None else self._find_base(adapter)
         names = [single] if single else sorted(files_of(store))
         if not names:

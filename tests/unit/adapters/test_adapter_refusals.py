@@ -12,8 +12,10 @@ import pytest
 import ingot
 from ingot.adapters.read import open_adapter
 from ingot.adapters.view import with_adapters
+from ingot.cli.main import run
 from ingot.errors import IngotError
-from tests.support.adapters import DOWN, Q, base_folder, lora, peft_folder, values
+from tests.support import model_folder
+from tests.support.adapters import DOWN, EMBED, Q, base_folder, lora, peft_folder, values
 
 
 def rule_of(path: Path) -> str | None:
@@ -41,6 +43,13 @@ def test_other_methods_are_refused_by_name(tmp_path: Path, method: str) -> None:
         {"setting_of_2031": 3},
         {"lora_alpha": "8"},
         {"lora_alpha": float("nan")},
+        {"lora_alpha": 1e300},
+        {"lora_alpha": 1e-60},
+        {"lora_alpha": 10**400},
+        {"r": 10**400},
+        {"rank_pattern": {"q_proj": 10**400}},
+        {"peft_type": 3},
+        {"peft_type": None},
         {"r": 0},
         {"rank_pattern": {"(": 4}},
         {"rank_pattern": ["q_proj"]},
@@ -64,6 +73,12 @@ def test_a_pattern_cannot_take_forever(tmp_path: Path) -> None:
         ({**lora(), f"{Q}.lora_A.weight": values(3, 16)}, "adapter.rank"),
         (lora(rank=2), "adapter.rank"),
         ({**lora(), f"{Q}.lora_magnitude_vector": values(5)}, "adapter.tensors"),
+        ({**lora(), f"{Q}.lora_B.weight": values()}, "adapter.rank"),
+        ({**lora(), f"{Q}.lora_A.weight": values(16)}, "adapter.rank"),
+        ({name: item.astype(np.int32) for name, item in lora().items()}, "adapter.tensors"),
+        ({name: item > 0 for name, item in lora().items()}, "adapter.tensors"),
+        ({**lora(), f"{EMBED}.trainable_tokens_delta": values()}, "adapter.config"),
+        ({}, "adapter.tensors"),
         ({**lora(), f"{Q}.lora_C.weight": values(5)}, "adapter.tensors"),
     ],
 )
@@ -124,7 +139,10 @@ def test_a_truncated_file(tmp_path: Path) -> None:
         open_adapter(file.parent)
 
 
-@pytest.mark.parametrize("parameters", [None, {}, {"scale": "20"}, {"scale": float("inf")}, {"scale": True}])
+SCALES = [0, 1e39, 10**400, "20", float("inf"), True]
+
+
+@pytest.mark.parametrize("parameters", [None, {}, *({"scale": scale} for scale in SCALES)])
 def test_mlx_adapters_need_a_scale(tmp_path: Path, parameters: object) -> None:
     folder = tmp_path / "mlx"
     folder.mkdir()
@@ -139,3 +157,97 @@ def test_weights_are_finite(tmp_path: Path, weight: str) -> None:
     with ingot.open(base_folder(tmp_path / "base")) as base, pytest.raises(IngotError) as error:
         with_adapters(base, [f"{adapter}:{weight}"])
     assert error.value.rule == "adapter.weight"
+
+
+def test_mlx_factors_of_rank_0(tmp_path: Path) -> None:
+    folder = tmp_path / "mlx"
+    folder.mkdir()
+    ingot.save(folder / "adapters.safetensors", {f"{Q}.lora_a": values(16, 0), f"{Q}.lora_b": values(0, 16)})
+    settings = {"fine_tune_type": "lora", "lora_parameters": {"scale": 2.0}}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    assert rule_of(folder) == "adapter.rank"
+
+
+def test_a_scale_that_gguf_cannot_store(tmp_path: Path) -> None:
+    size = model_folder.HIDDEN
+    adapter = peft_folder(tmp_path / "a", lora(rows=size, cols=size), lora_alpha=1e39)
+    base = model_folder.write(tmp_path / "base")
+    with pytest.raises(IngotError) as error:
+        ingot.convert_adapter(adapter, tmp_path / "a.gguf", base=base)
+    assert error.value.rule == "adapter.unsupported"
+    assert not (tmp_path / "a.gguf").exists()
+
+
+def changed_factor(value: float) -> dict[str, Any]:
+    tensors = lora()
+    tensors[f"{Q}.lora_B.weight"][3, 1] = value
+    return tensors
+
+
+COMMANDS = {
+    "merge": ["merge", "base", "a", "-o", "out"],
+    "merge to GGUF": ["merge", "base", "a", "-o", "out.gguf", "--keep-names"],
+    "patch": ["patch", "base", "a", "-o", "out"],
+    "convert": ["adapter", "convert", "a", "-o", "out"],
+    "convert by base": ["adapter", "convert", "a", "--base", "base", "-o", "out"],
+    "verify": ["verify", "a", "-q"],
+    "verify by base": ["verify", "a", "--base", "base", "-q"],
+    "store add": ["store", "add", "out", "a"],
+}
+DAMAGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "NaN": (changed_factor(np.nan), {}),
+    "infinity": (changed_factor(-np.inf), {}),
+    "rank": (lora(), {"r": 5}),
+    "ranks": ({**lora(), f"{Q}.lora_A.weight": values(3, 16)}, {}),
+    "no lora_B": ({f"{Q}.lora_A.weight": values(4, 16)}, {}),
+    "rank 0": (lora(), {"r": 0}),
+    "alpha NaN": (lora(), {"lora_alpha": float("nan")}),
+    "alpha 1e300": (lora(), {"lora_alpha": 1e300}),
+    "alpha of 400 digits": (lora(), {"lora_alpha": 10**400}),
+    "scalars": ({f"{Q}.lora_A.weight": values(), f"{Q}.lora_B.weight": values()}, {}),
+    "integers": ({name: item.astype(np.int8) for name, item in lora().items()}, {}),
+    "no tensors": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("damage", [*DAMAGED, "truncated", "no config"])
+def test_commands_refuse_damage_in_one_line_and_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: str, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base_folder(Path("base"))
+    tensors, config = DAMAGED.get(damage, (lora(), {}))
+    folder = peft_folder(Path("a"), tensors, **config)
+    if damage == "truncated":
+        (folder / "adapter_model.safetensors").write_bytes((folder / "adapter_model.safetensors").read_bytes()[:-40])
+    elif damage == "no config":
+        (folder / "adapter_config.json").unlink()
+    assert run(COMMANDS[command]) == 1
+    output = capsys.readouterr()
+    lines = [line for line in (output.out + output.err).splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert "defect" not in lines[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "base"]
+
+
+@pytest.mark.parametrize("command", ["merge", "patch", "convert by base", "verify by base"])
+@pytest.mark.parametrize("tensors", [lora("model.layers.9.self_attn.q_proj"), lora(rows=24, cols=24)])
+def test_commands_refuse_the_adapter_of_another_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, tensors: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base_folder(Path("base"))
+    peft_folder(Path("a"), tensors)
+    assert run(COMMANDS[command]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "base"]
+
+
+@pytest.mark.parametrize("method", ["IA3", "LOHA", "PROMPT_TUNING"])
+def test_commands_refuse_other_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    base_folder(Path("base"))
+    peft_folder(Path("a"), lora(), peft_type=method)
+    for command in ("merge", "patch", "convert", "verify by base"):
+        assert run(COMMANDS[command]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "base"]

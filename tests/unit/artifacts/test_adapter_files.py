@@ -115,7 +115,7 @@ def test_what_reads_any_tensors_says_what_it_is(base: Path, tmp_path: Path, make
     assert any(words in finding.message for finding in ingot.verify(adapter) if finding.rule == "model.adapter")
     assert any(words in note for note in inspect(adapter).notes)
     assert any(words in note for note in ingot.compare(base, adapter).notes)
-    assert any(words in note for note in ingot.Library(tmp_path / "library").add(adapter, "a").notes)
+    assert any(words in note for note in ingot.Library(tmp_path / "library").add(adapter, "a", base="none").notes)
     report = ingot.convert(adapter, tmp_path / "copy.zt")
     assert report.exact
     assert any(words in note for note in report.notes)

@@ -95,6 +95,20 @@ def test_a_named_base_must_fit(library: ingot.Library, tmp_path: Path) -> None:
     assert [entry.name for entry in library.ls().artifacts] == ["org/base"]
 
 
+def test_a_damaged_adapter_is_added_only_on_request(library: ingot.Library, tmp_path: Path) -> None:
+    factors = lora(Q, 64, 64)
+    factors[f"{Q}.lora_A.weight"][2, 3] = np.nan
+    damaged = peft_folder(tmp_path / "damaged", factors)
+    assert rule(library.add, damaged, "x") == "library.adapter"
+    assert rule(library.add, damaged, "x", base="org/base") == "library.adapter"
+    assert [entry.name for entry in library.ls().artifacts] == ["org/base"]
+    library.add(damaged, "x", base="none")
+    assert rule(library.get, "x", tmp_path / "out", merge=True) == "library.base"
+    library.get("x", tmp_path / "copy")
+    file = "adapter_model.safetensors"
+    assert (tmp_path / "copy" / file).read_bytes() == (damaged / file).read_bytes()
+
+
 def test_an_adapter_without_a_base_is_kept_with_a_note(library: ingot.Library, tmp_path: Path) -> None:
     added = library.add(peft_folder(tmp_path / "shape", lora(DOWN, rows=64, cols=40)), "lonely")
     assert any("no base of this adapter" in note for note in added.notes)
