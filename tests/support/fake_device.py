@@ -26,23 +26,23 @@ _RANDOM = ("multinomial", "rand", "randn", "randint", "bernoulli_", "normal_")
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on the second device; ``values`` are its values."""
+    """A tensor on the second device; ``plain`` has its values."""
 
-    values: torch.Tensor
+    plain: torch.Tensor
 
     @staticmethod
     def __new__(cls: type[DeviceTensor], values: torch.Tensor) -> DeviceTensor:
         if values.dtype == torch.float64:
             raise TypeError(f"{NAME} has no f64")
-        result: DeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        result: DeviceTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             values.shape,
             strides=values.stride(),
             storage_offset=values.storage_offset(),
             dtype=values.dtype,
-            device="meta",
+            device=torch.device("meta"),
         )
-        result.values = values
+        result.plain = values
         return result
 
     @property
@@ -54,25 +54,25 @@ class DeviceTensor(torch.Tensor):
         return False
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        return self.values.untyped_storage()
+        return self.plain.untyped_storage()
 
     def data_ptr(self) -> int:
-        return self.values.data_ptr()
+        return self.plain.data_ptr()
 
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError(f"can't convert a tensor on {NAME} to numpy")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"DeviceTensor({self.values!r})"
+    def __repr__(self, *_: Any, **__: Any) -> str:  # type: ignore[override]
+        return f"DeviceTensor({self.plain!r})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(func, args, kwargs or {})
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -123,7 +123,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _on_cpu(value: Any) -> Any:
     if isinstance(value, DeviceTensor):
-        return value.values
+        return value.plain
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == NAME else value
 
 
