@@ -17,6 +17,7 @@ from ingot.conversion.candidates import stored_rows
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.run import prepare
 from ingot.errors import IngotError, UsageError
+from ingot.model.calibration import Calibration
 from ingot.model.statistics import Statistics
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
@@ -289,12 +290,18 @@ def test_a_model_without_statistics_is_calibrated_once(
 ) -> None:
     calls: list[Any] = []
 
-    def take(path: Any, **_: Any) -> Statistics:
-        calls.append(path)
-        return Statistics.in_memory(statistics(UP))
+    class Collected(Calibration):
+        def collect(self) -> Statistics:
+            return Statistics.in_memory(statistics(UP))
 
-    for module in ("budget.search", "rounding_view"):
-        monkeypatch.setattr(f"ingot.conversion.{module}._CALIBRATE", {"model": take})
+        def run_by_layers(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("the budget's statistics serve the conversion")
+
+    def take(path: Any, **_: Any) -> Calibration:
+        calls.append(path)
+        return Collected()
+
+    monkeypatch.setattr("ingot.conversion.round_by_layers._CALIBRATIONS", {"model": take})
     types = "trellis3-calibrated,trellis4-calibrated,int6-calibrated"
     report = ingot.convert(model, tmp_path / "out.zt", target_bpw=4.6, types=types)
     assert report.budget is not None

@@ -23,6 +23,13 @@ HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {
     ("formats/shared/spool.py", "tempfile.TemporaryFile"),  # for sinks that have no disk of their own
     ("ext/squizd/dispatch.py", "pathlib.Path"),  # device files of this machine
+    # Files of a staging folder, which is on this machine's disk.
+    ("conversion/round_by_layers.py", "pathlib.Path"),
+    ("runtime/calibration/calibrate.py", "pathlib.Path"),
+    ("delta/extract_adapter.py", "pathlib.Path"),
+    # Checkpoints that a trainer on this machine writes.
+    ("runtime/training/delta_checkpoint.py", "pathlib.Path"),
+    ("runtime/training/step_files.py", "pathlib.Path"),
     # Pipes of processes.
     *(("cluster/worker.py", f"os.{name}") for name in ("_exit", "dup", "dup2", "fdopen", "getpid", "getppid")),
     *(("cluster/pool.py", f"os.{name}") for name in ("dup", "fdopen")),

@@ -185,7 +185,9 @@ def test_statistics_are_those_of_the_folded_model(tmp_path: Path) -> None:
             known = FoldedStatistics(of, folding)
             for name in again.names:
                 found, wanted = known.for_matrix(name), again.for_matrix(name)
-                assert found is not None
+                assert (found is None) == ("embed_tokens" in name)
+                if found is None:
+                    continue
                 assert wanted is not None
                 for field in ("inputs", "outputs", "means"):
                     require_close(getattr(found, field), getattr(wanted, field))

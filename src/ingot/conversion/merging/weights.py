@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ingot.conversion.merging.methods import WITH_DENSITY, WITHOUT_BASE
+from ingot.core.parsing.strictjson import preload
 from ingot.errors import UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.naming.names import count_layers, layer_of, role_of
@@ -21,6 +22,7 @@ _MAX_FILE = 1 << 20
 _LAYOUT = "[[rules]] tables with the keys model, match, exclude, roles, layers, weight and density"
 
 
+@preload
 class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     """A table of the file."""
 
@@ -33,6 +35,7 @@ class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     density: float | None = None
 
 
+@preload
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     rules: list[_RuleEntry]
 

@@ -23,17 +23,18 @@ class FoldedStatistics:
     folding: Folding
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
-        """Return the statistics of a matrix of the folded model; None if there are none."""
-        statistics = self.original.for_matrix(name)
-        ends = self._ends(name)
-        if statistics is None or ends is None:
-            return statistics
-        return fold_statistics(statistics, ends, self.folding)
+        """Return the statistics of a matrix of the folded model; None if there are none.
 
-    def _ends(self, name: str) -> Ends | None:
+        An embedding has none: its statistics are moments of gradients, which folding changes in another way.
+        """
+        statistics = self.original.for_matrix(name)
         stored, _, expert = name.partition(":expert.")
         site = self.folding.graph.sites.get(stored)
-        return None if site is None or site.role != "matrix" else site.ends[int(expert or 0)]
+        if statistics is None or site is None:
+            return statistics
+        if site.role != "matrix":
+            return None
+        return fold_statistics(statistics, site.ends[int(expert or 0)], self.folding)
 
 
 def fold_statistics(statistics: MatrixStatistics, ends: Ends, folding: Folding) -> MatrixStatistics:
