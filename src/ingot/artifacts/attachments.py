@@ -102,7 +102,7 @@ def require_package(store: Store, folder: str = "") -> None:
         components = path.split("/")
     except IngotError as error:
         raise _no_package(location, f"{_MANIFEST} ({error.message})") from error
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise _no_package(location, f"{_MANIFEST} with the root model's path, found {type(error).__name__}") from error
     is_inside = path.isprintable() and not any(component in ("", ".", "..") for component in components)
     if not is_inside or not _exists(store, _join(folder, f"Data/{path}")):

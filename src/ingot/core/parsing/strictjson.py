@@ -27,6 +27,20 @@ def preload(struct: StructType) -> StructType:
     return struct
 
 
+def utf8_fault(data: bytes | bytearray, error: Exception) -> str | None:
+    """Return why ``data`` is not UTF-8, if msgspec raised ``error`` for that reason; None otherwise.
+
+    msgspec raises ``UnicodeDecodeError`` before version 0.23, and ``DecodeError`` since then.
+    """
+    if not isinstance(error, UnicodeDecodeError) and "UTF-8" not in str(error):
+        return None
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        return fault.reason
+    return None
+
+
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

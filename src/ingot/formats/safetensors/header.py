@@ -14,7 +14,7 @@ import msgspec
 
 from ingot.core.numeric.dtypes import BY_SAFETENSORS, MAX_RANK, element_count
 from ingot.core.parsing import manifest_digest
-from ingot.core.parsing.strictjson import preload, strict_json
+from ingot.core.parsing.strictjson import preload, strict_json, utf8_fault
 from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
@@ -157,12 +157,13 @@ def _check_types(data: bytes, location: str) -> None:
     try:
         _METADATA_ONLY.decode(data)
         _TYPED.decode(data)
-    except UnicodeDecodeError as error:
-        raise FormatError("safetensors.utf8", f"the header is not UTF-8: {error.reason}", where=location) from error
     except msgspec.ValidationError as error:
         rule = "safetensors.metadata" if METADATA in str(error) else "safetensors.fields"
         raise FormatError(rule, f"a field of the header has a wrong type: {error}", where=location) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        fault = utf8_fault(data, error)
+        if fault is not None:
+            raise FormatError("safetensors.utf8", f"the header is not UTF-8: {fault}", where=location) from error
         raise FormatError("safetensors.json", f"the header is not JSON: {error}", where=location) from error
 
 

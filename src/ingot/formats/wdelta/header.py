@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ingot.core.numeric.dtypes import DTYPES, dtype, element_count
-from ingot.core.parsing.strictjson import preload, strict_json
+from ingot.core.parsing.strictjson import preload, strict_json, utf8_fault
 from ingot.errors import FormatError, IngotError, UnsupportedError
 from ingot.formats.wdelta.entries import Entry, cols
 from ingot.formats.wdelta.layout import BY_CODEC, STRATEGIES, VERSIONS
@@ -83,13 +83,14 @@ def parse(data: bytes | bytearray, version: int, location: str) -> Header:
     """
     try:
         header = _DECODER.decode(data)
-    except UnicodeDecodeError as error:
-        raise FormatError("wdelta.utf8", f"the header is not UTF-8: {error.reason}", where=location) from error
     except msgspec.ValidationError as error:
         raise FormatError(
             "wdelta.fields", f"a field of the header is missing or wrong: {error}", where=location
         ) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        fault = utf8_fault(data, error)
+        if fault is not None:
+            raise FormatError("wdelta.utf8", f"the header is not UTF-8: {fault}", where=location) from error
         raise FormatError("wdelta.json", f"the header is not JSON: {error}", where=location) from error
     strict_json(data, "wdelta.json", "wdelta.duplicate-key", location)
     header.parent_hash = header.parent_hash.lower() if header.parent_hash.isascii() else header.parent_hash
