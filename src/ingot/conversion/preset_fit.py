@@ -84,8 +84,21 @@ def _packs(choice: Choice) -> bool:
 
 def holds(format: Format, recipe: Recipe) -> bool:
     """Return whether a format stores the result of each rule of a recipe, none of them as plain values instead."""
+    declaring = _declaring_inputs(format, recipe)
+    if declaring is None:
+        return False
     packing = filter(None, map(_packing, _expanded(recipe).rules))
-    return all(any(_spec_in(format, *item, recipe.activations) for item in items) for items in packing)
+    return all(any(_spec_in(declaring, *item, recipe.activations) for item in items) for items in packing)
+
+
+def _declaring_inputs(format: Format, recipe: Recipe) -> Format | None:
+    """Return the format that declares how the recipe quantizes inputs; None if the format cannot."""
+    if recipe.activations is None:
+        return format
+    try:
+        return format.for_activations(recipe.activations)
+    except UnsupportedError:
+        return None
 
 
 def _packing(rule: Rule) -> list[tuple[Choice, str]]:
@@ -103,7 +116,10 @@ def _name_for(rule: Rule) -> str:
 
 
 def _spec_in(format: Format, choice: Choice, name: str, activations: str | None) -> TensorSpec | None:
-    """Return how a format stores a matrix under a choice; None if it cannot, or only as plain values."""
+    """Return how a format stores a matrix under a choice; None if it cannot, or only as plain values.
+
+    ``activations`` is the scheme of inputs that the format declares.
+    """
     sample = name if name in _OTHERS else f"model.layers.0.{_MATRICES[-1]}.weight"
     spec = _planned(_Key(format, f"{format.name} {activations}"), _Key(choice, repr(choice)), sample)
     return None if spec is None else replace(spec, name=name)
@@ -202,11 +218,6 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
     format = FORMATS[container]
     if format.traits.packed_codecs and not quantizes(recipe):
         return False
-    if recipe.activations is not None:
-        try:
-            format = format.for_activations(recipe.activations)
-        except UnsupportedError:
-            return False
     if not holds(format, recipe):
         return False
     specs = llama_specs(format, recipe)
@@ -219,9 +230,12 @@ def llama_specs(format: Format, recipe: Recipe) -> list[TensorSpec] | None:
 
     Every group and block divides the columns and rows of this model.
     """
+    declaring = _declaring_inputs(format, recipe)
+    if declaring is None:
+        return None
     specs = []
     for name, choices in _decisions(_Key(recipe, repr(recipe)), _dtype_in(format)):
-        options = [spec for choice in choices if (spec := _spec_in(format, choice, name, recipe.activations))]
+        options = [spec for choice in choices if (spec := _spec_in(declaring, choice, name, recipe.activations))]
         if choices and not options:
             return None
         specs.append(options[0] if options else _sample(name, _dtype_in(format)).spec())

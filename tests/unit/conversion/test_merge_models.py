@@ -15,6 +15,7 @@ from ingot.cli.main import run
 from ingot.conversion.merging import methods
 from ingot.conversion.merging.methods import Merger, TensorMerge, random_bits
 from ingot.core.numeric.dtypes import cast
+from ingot.core.runtime.memory import anonymous_in_use
 from ingot.errors import IngotError
 from tests.support.adapters import DOWN, EMBED, SHAPES, Array, Q, base_folder, lora, peft_folder, values
 
@@ -144,7 +145,8 @@ def test_ties_of_several_blocks_keeps_the_exact_number(monkeypatch: pytest.Monke
 def test_dare_drops_by_the_seed_and_scales_up(folders: list[Path], tmp_path: Path) -> None:
     options = {"method": "dare-linear", "density": 0.5}
     first = merged(tmp_path, *folders[:3], name="a", seed=1, **options)
-    again = merged(tmp_path, *folders[:3], name="b", seed=1, threads=1, max_ram="1GiB", **options)
+    limit = anonymous_in_use() + (256 << 20)
+    again = merged(tmp_path, *folders[:3], name="b", seed=1, threads=1, max_ram=limit, **options)
     second = merged(tmp_path, *folders[:3], name="c", seed=2, **options)
     name = f"{DOWN}.weight"
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()

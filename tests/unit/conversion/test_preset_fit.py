@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.cli.main import run
+from ingot.conversion import preset_fit
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.preset_fit import container_for, holds, plan_presets_of, presets_of, quantizes
 from ingot.conversion.run import prepare as prepare_conversion
@@ -140,3 +141,11 @@ def test_matrix_refuses_the_folders_that_convert_refuses(model: Path, capsys: py
     assert "gptq: lm_head.weight: nothing would be quantized" in printed
     assert run(["convert", str(model), str(model.parent / "g"), "--format", "gptq", "--dry-run"]) == 1
     assert "nothing would be quantized" in capsys.readouterr().err
+
+
+def test_the_question_whether_a_format_holds_a_preset_leaves_later_answers_alone() -> None:
+    preset_fit._planned.cache_clear()
+    recipe = load_recipe("w8a8")
+    assert holds(FORMATS["compressed-tensors"], recipe)  # the format before it declares inputs
+    assert not holds(FORMATS["gptq"], recipe)
+    assert container_for(RUNTIMES["vllm"], recipe) == "compressed-tensors"
