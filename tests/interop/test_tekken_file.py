@@ -13,7 +13,7 @@ import pytest
 import ingot
 from ingot.errors import FormatError
 from ingot.translate import companions, tekken
-from ingot.translate.demo_vocabulary import byte_characters
+from ingot.translate.pretokenizers import byte_characters
 from tests.support import model_folder
 from tests.support.llama_vocabularies import PROBE, file_tokens, trained_merges
 

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ingot.translate.demo_vocabulary import byte_characters
 from ingot.translate.pretokenizer_probe import TEXTS
+from ingot.translate.pretokenizers import byte_characters
 
 PROGRAM = Path(__file__).parents[1] / "interop" / "llama_tokens.py"
 PROBE = (*TEXTS, "".join(TEXTS), "", " ", "  \n", "\n\n")

@@ -12,8 +12,8 @@ import numpy as np
 from ingot.artifacts.save import save
 from ingot.model.tensor import Array
 from ingot.translate import pretokenizers
-from ingot.translate.demo_vocabulary import byte_characters
 from ingot.translate.expected import expected_tensors
+from ingot.translate.pretokenizers import byte_characters
 
 HIDDEN, ROWS = 64, 264
 CONFIG: Mapping[str, Any] = {

@@ -6,12 +6,8 @@ split into words, as in Radford et al., "Language Models are Unsupervised
 Multitask Learners" (2019).  Because the 256 single bytes are always in the
 vocabulary, every text can be encoded and decoding gives the text back.
 
-The JSON form is our own, chosen to be short::
-
-    {"format": "ingot-byte-bpe", "version": 1, "merges": [[first, second], ...]}
-
-Token ids 0..255 are the single bytes; merge number ``i`` makes token
-``256 + i`` out of the two earlier tokens ``first`` and ``second``.
+It reads and writes the ``tokenizer.json`` of Hugging Face's package tokenizers, which the demo does not need. Token ids
+0..255 are the single bytes; merge number ``i`` makes token ``256 + i`` of two earlier tokens.
 """
 
 from __future__ import annotations
@@ -21,18 +17,17 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ingot.errors import UsageError
-
-FORMAT = "ingot-byte-bpe"
-VERSION = 1
+from ingot.translate.pretokenizers import byte_characters
 
 # Letters, up to three digits, punctuation (each with an optional space before
 # it), or white space; the last alternative but one leaves a single space for
 # the word that follows.  Together they match every character of any text, so
 # joining the pieces gives the text back.
-_WORD = re.compile(r" ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
+WORDS = r" ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
+_WORDS = re.compile(WORDS)
 
 
 def split_words(text: str) -> list[str]:
@@ -48,7 +43,7 @@ def split_words(text: str) -> list[str]:
     list of str
         Pieces whose concatenation is ``text``.
     """
-    return _WORD.findall(text)
+    return _WORDS.findall(text)
 
 
 class Tokenizer:
@@ -81,25 +76,31 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Build a tokenizer from its JSON form (see the module docstring).
+        """Read a ``tokenizer.json`` of byte-level BPE whose first 256 tokens are bytes and whose words are ``WORDS``.
 
         Raises
         ------
         UsageError
-            If ``text`` is not JSON of this format and version.
+            ``text`` is not JSON, or another tokenizer.
         """
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"a tokenizer of format {FORMAT!r} is JSON, and this text is not: {error}") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise UsageError(f"not a tokenizer of format {FORMAT!r}")
-        if data.get("version") != VERSION:
-            raise UsageError(f"tokenizer version {data.get('version')!r} is not {VERSION}")
-        merges = data.get("merges")
-        if not isinstance(merges, list):
-            raise UsageError("a tokenizer needs a list of merges")
-        return cls([_pair(item) for item in merges])
+            parsed = json.loads(text)
+            merges = parsed["model"]["merges"]
+            vocab = parsed["model"]["vocab"]
+            words = parsed["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        except (ValueError, TypeError, LookupError) as error:
+            raise UsageError(f"expected the demo's tokenizer.json, found another text: {error!r}") from error
+        ids = {character: value for value, character in enumerate(byte_characters())}
+        pairs = []
+        for merge in merges if isinstance(merges, list) else []:
+            first, second = merge if isinstance(merge, list) and len(merge) == 2 else ("", "")
+            if not all(isinstance(token, str) and token in ids for token in (first, second)) or first + second in ids:
+                raise UsageError(f"a merge must be two earlier tokens that make a new one, not {merge!r}")
+            pairs.append((ids[first], ids[second]))
+            ids[first + second] = 255 + len(pairs)
+        if words != WORDS or vocab != ids:
+            raise UsageError("expected the demo's tokenizer.json, found other words or another vocabulary")
+        return cls(pairs)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -107,10 +108,39 @@ class Tokenizer:
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
     def to_json(self) -> str:
-        """Return the JSON form, with one merge a line."""
-        merges = ",\n".join(f"  [{first}, {second}]" for first, second in self._rank)
-        head = f'{{\n "format": "{FORMAT}",\n "version": {VERSION},\n "merges": [\n'
-        return f"{head}{merges}\n ]\n}}\n"
+        """Return the ``tokenizer.json``.
+
+        Raises ``UsageError``: two merges make the same token, which the file cannot hold.
+        """
+        if len({*self._bytes}) != len(self._bytes):
+            raise UsageError("two merges make the same token")
+        characters = byte_characters()
+        tokens = ["".join(characters[byte] for byte in token) for token in self._bytes]
+        split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        tokenizer: dict[str, Any] = {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+            "post_processor": None,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": {token: index for index, token in enumerate(tokens)},
+                "merges": [[tokens[first], tokens[second]] for first, second in self._rank],
+            },
+        }
+        return json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n"
 
     @property
     def vocab_size(self) -> int:
@@ -189,12 +219,3 @@ class Tokenizer:
                 joined.append(ids[index])
                 index += 1
         return joined
-
-
-def _pair(item: object) -> tuple[int, int]:
-    """Check one entry of the JSON list of merges."""
-    if isinstance(item, list) and len(item) == 2:
-        first, second = item
-        if type(first) is int and type(second) is int:
-            return first, second
-    raise UsageError(f"a merge must be two integers, not {item!r}")

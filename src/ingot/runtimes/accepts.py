@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
-from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
+from ingot.naming.config import CONFIG
 from ingot.naming.names import merged_matrix, pattern_of, role_of
 from ingot.reporting.report import count_text
 from ingot.runtimes.profile import Requirement, RuntimeProfile, Scheme
@@ -26,7 +27,7 @@ from ingot.translate.unsupported_families import unknown_gguf_names, unopened_no
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER = "tokenizer.json"
-_MAX_TOKENIZER = 256 << 20
+_MAX_TOKENIZER = 128 << 20
 _EMBEDDING = ("token_embd.weight",)
 _KEY = re.compile(r"\{([^{}]+)\}")
 _SECOND = "second_scale"
@@ -341,6 +342,9 @@ def _unmet(requirement: Requirement, source: Source, config: Mapping[str, Any]) 
             yield Reason("runtime.file", source.location, f"{name} is missing{why}")
     if requirement.any_files and not names & set(requirement.any_files):
         yield Reason("runtime.file", source.location, f"{' or '.join(requirement.any_files)} is missing{why}")
+    if _TOKENIZER in names & {*requirement.files, *requirement.any_files} and not _is_tokenizer(source):
+        text = f"{_TOKENIZER} has no model with a vocabulary, so that the package tokenizers does not read it{why}"
+        yield Reason("runtime.file", source.location, text)
     for key in requirement.metadata:
         name = _KEY.sub(lambda match: str(metadata.get(match[1], "")), key)
         if not name.startswith(".") and metadata.get(name) is None:
@@ -412,22 +416,35 @@ def _embedding(tensors: Mapping[str, Tensor]) -> Tensor | None:
     return None
 
 
-def _token_count(source: Source) -> int | None:
-    """Return one more than the largest id of ``tokenizer.json``; None if there is none that can be read."""
+def _is_tokenizer(source: Source) -> bool:
+    """Return whether ``tokenizer.json`` has the format of the package ``tokenizers``: a model with a vocabulary."""
+    model = _read_tokenizer(source).get("model")
+    return isinstance(model, Mapping) and isinstance(model.get("vocab"), Mapping | list)
+
+
+def _read_tokenizer(source: Source) -> Mapping[str, Any]:
+    """Return ``tokenizer.json``; an empty mapping if it is missing, too large or no JSON object."""
     try:
         if _TOKENIZER not in source.store.names():
-            return None
-        data = source.store.read(_TOKENIZER, max(MAX_CONFIG, _MAX_TOKENIZER), "runtime.vocabulary")
-        tokenizer = parse_config(data, "runtime.vocabulary", _TOKENIZER) if len(data) <= MAX_CONFIG else {}
-    except IngotError:
-        return None
+            return {}
+        data = source.store.read(_TOKENIZER, _MAX_TOKENIZER, "runtime.vocabulary")
+        parsed = json.loads(data)
+    except (IngotError, ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _token_count(source: Source) -> int | None:
+    """Return one more than the largest id of ``tokenizer.json``; None if there is none that can be read."""
+    tokenizer = _read_tokenizer(source)
     model = tokenizer.get("model")
     added = tokenizer.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids = [value for value in vocabulary.values() if isinstance(value, int)] if isinstance(vocabulary, dict) else []
     if isinstance(vocabulary, list):
         ids = [len(vocabulary) - 1]
-    ids += [item["id"] for item in added or () if isinstance(item, dict) and isinstance(item.get("id"), int)]
+    entries = added if isinstance(added, list) else []
+    ids += [item["id"] for item in entries if isinstance(item, dict) and isinstance(item.get("id"), int)]
     return max(ids) + 1 if ids else None
 
 

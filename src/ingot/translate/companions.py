@@ -19,7 +19,6 @@ from ingot.reporting.report import size_text
 from ingot.stores.location import Location
 from ingot.translate import (
     chat_templates,
-    demo_vocabulary,
     keys,
     pooling,
     sentencepiece,
@@ -91,7 +90,7 @@ def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed,
         ``architecture.tokenizer``: there is no tokenizer, or llama.cpp does not support its type;
         ``architecture.tokens``: tokens that the embedding has no rows for.
     """
-    parsed_tokenizer = demo_vocabulary.expand(parse_file(files, TOKENIZER))
+    parsed_tokenizer = parse_file(files, TOKENIZER)
     settings = parse_file(files, SETTINGS)
     if TOKENIZER not in files and tekken.FILE in files:
         parsed_tokenizer = tekken.expand(parse_file(files, tekken.FILE))

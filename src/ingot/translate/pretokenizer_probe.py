@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from ingot.core.border import require
 from ingot.errors import MissingExtraError
 from ingot.translate import pretokenizers
-from ingot.translate.demo_vocabulary import byte_characters
-from ingot.translate.pretokenizers import Match, Steps
+from ingot.translate.pretokenizers import Match, Steps, byte_characters
 from ingot.translate.wordpiece_unigram import steps_of
 
 _EXTRA = "transformers"

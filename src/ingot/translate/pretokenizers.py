@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ingot.translate.demo_vocabulary import WORD
-
 
 class Steps(NamedTuple):
     """A pre-tokenizer of llama.cpp.
@@ -74,6 +72,8 @@ _KIMI = (
 _KIMI_PUBLISHED = r"[\p{Han}]+|" + _cased(rf"{_UPPER}&&[^\p{{Han}}]", rf"{_LOWER}&&[^\p{{Han}}]").replace(
     "\\n/]", "\\n]"
 )
+# The demo model's (ingot.demo.tokenizer).
+_DEMO_WORDS = r" ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
 _THREES_FROM_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _DEEPSEEK_WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
@@ -211,12 +211,9 @@ PUBLISHED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ),
     ("deepseek-llm", (*_DEEPSEEK_LLM[:-1], r"\p{N}"), "numbers"),
     ("superbpe", (r"\p{N}+", r"(?=(\d{3})+(?!\d))"), "digits outside of ASCII"),
-    ("gpt-2", (WORD,), "numbers and shortened words"),
+    ("gpt-2", (_DEMO_WORDS,), "numbers and shortened words"),
 )
-"""Published expressions of models that llama.cpp approximates: its name, the expressions, and which texts differ.
-
-The last entry is the demo model's tokenizer.
-"""
+"""Published expressions of models that llama.cpp approximates: its name, the expressions, and which texts differ."""
 
 
 _FALCON_PUBLISHED: Mapping[str, Any] = {
@@ -306,3 +303,13 @@ def pre_tokenizer(steps: Steps) -> dict[str, Any]:
 
 def _split(text: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False}
+
+
+def byte_characters() -> list[str]:
+    """Return byte-level BPE's character for each byte: itself if printable Latin-1, else a character from U+0100 on.
+
+    Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; their encoder.py.
+    """
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    replacements = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in plain else chr(next(replacements)) for byte in range(256)]

@@ -13,8 +13,8 @@ from typing import Any
 
 from ingot.errors import FormatError
 from ingot.translate import pretokenizers
-from ingot.translate.demo_vocabulary import byte_characters
 from ingot.translate.keys import MAX_TOKENS
+from ingot.translate.pretokenizers import byte_characters
 
 FILE = "tekken.json"
 RULE = "architecture.companion"

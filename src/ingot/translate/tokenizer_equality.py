@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.errors import UnsupportedError
 from ingot.translate import keys, pretokenizers, tokenizer
-from ingot.translate.demo_vocabulary import byte_characters
+from ingot.translate.pretokenizers import byte_characters
 from ingot.translate.wordpiece_unigram import UNIGRAM, WORDPIECE
 
 _BYTE_LEVEL = "ByteLevel"

@@ -77,30 +77,46 @@ def test_json_round_trip() -> None:
     again = Tokenizer.from_json(text)
     assert again.to_json() == text == (DATA / "tokenizer.json").read_text(encoding="utf-8")
     assert again.vocab_size == 1024
-    assert len(json.loads(text)["merges"]) == 768
+    assert len(json.loads(text)["model"]["merges"]) == 768
     assert Tokenizer.from_json(Tokenizer([]).to_json()).vocab_size == 256
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("path", "value"),
     [
-        "",
-        "[]",
-        "{}",
-        '{"format": "other", "version": 1, "merges": []}',
-        '{"format": "ingot-byte-bpe", "version": 2, "merges": []}',
-        '{"format": "ingot-byte-bpe", "version": 1}',
-        '{"format": "ingot-byte-bpe", "version": 1, "merges": [[1]]}',
-        '{"format": "ingot-byte-bpe", "version": 1, "merges": [["a", "b"]]}',
-        '{"format": "ingot-byte-bpe", "version": 1, "merges": [[0, 256]]}',
-        '{"format": "ingot-byte-bpe", "version": 1, "merges": [[0, -1]]}',
-        '{"format": "ingot-byte-bpe", "version": 1, "merges": [[0, 1], [0, 1]]}',
+        ("model", []),
+        ("model.merges", [["a"]]),
+        ("model.merges", [[1, 2]]),
+        ("model.merges", [[[], {}]]),
+        ("model.merges", [["a", "bc"]]),
+        ("model.merges", [["a", "b"], ["a", "b"]]),
+        ("model.merges", 5),
+        ("model.vocab", {}),
+        ("pre_tokenizer.pretokenizers", [{"pattern": {"Regex": "."}}]),
+        ("pre_tokenizer", None),
     ],
 )
+def test_another_tokenizer_is_refused(path: str, value: object) -> None:
+    """Only the demo's own vocabulary, merges and words are read."""
+    tokenizer = json.loads(SHIPPED.to_json())
+    *parents, name = path.split(".")
+    inner = tokenizer
+    for parent in parents:
+        inner = inner[parent]
+    inner[name] = value
+    with pytest.raises(UsageError):
+        Tokenizer.from_json(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "5", "null"])
 def test_bad_json_is_refused(text: str) -> None:
-    """Nothing but a whole tokenizer of this version is read."""
     with pytest.raises(UsageError):
         Tokenizer.from_json(text)
+
+
+def test_a_token_of_two_merges_cannot_be_written() -> None:
+    with pytest.raises(UsageError, match="the same token"):
+        Tokenizer([(A, B), (B, C), (256, C), (A, 257)]).to_json()
 
 
 @pytest.mark.parametrize("token", [-1, 1024])

@@ -47,11 +47,10 @@ def small(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_tokenizer_is_the_same(demo: Path) -> None:
     text = (demo / "heldout.txt").read_text(encoding="utf-8")[:20_000] + " é 漢字\n\n\t x_y 12345 ½²"
-    merges = json.loads((demo / "tokenizer.json").read_text())["merges"]
-    own, found = Tokenizer([tuple(pair) for pair in merges]), load_tokenizer(demo)
-    tokens = found(text).input_ids
-    assert tokens == list(own.encode(text))
-    assert found.decode(tokens) == text
+    loaded = load_tokenizer(demo)
+    tokens = loaded(text).input_ids
+    assert tokens == Tokenizer.load(demo / "tokenizer.json").encode(text)
+    assert loaded.decode(tokens) == text
 
 
 def test_generates_what_transformers_generates(demo: Path) -> None:
@@ -183,6 +182,7 @@ def test_texts_that_cannot_be_read(demo: Path, tmp_path: Path, text: bytes, prot
     assert caught.value.rule == rule
 
 
+@pytest.mark.filterwarnings("ignore:.*whose tokens differ:UserWarning")
 def test_wrong_calls(demo: Path, tmp_path: Path) -> None:
     def refused(call: Any) -> str | None:
         with pytest.raises(IngotError) as caught:

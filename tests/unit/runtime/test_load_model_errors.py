@@ -195,7 +195,7 @@ def test_wrong_calls(llama: Path, options: dict[str, Any], rule: str) -> None:
 
 
 def test_no_tokenizer(llama: Path, tmp_path: Path) -> None:
-    for text in (None, "{}", '{"format": "ingot-byte-bpe", "merges": [[5, 999]]}'):
+    for text in (None, "{}", '{"format": "another", "merges": [[5, 999]]}'):
         if text is not None:
             (tmp_path / "tokenizer.json").write_text(text)
         with pytest.raises(IngotError) as caught:

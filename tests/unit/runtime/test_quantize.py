@@ -177,6 +177,18 @@ def test_a_result_that_the_program_would_not_load_is_refused(run: Run, tmp_path:
     assert not Path("x").exists()
 
 
+@pytest.mark.parametrize(
+    "words", ['{"format": "another", "version": 1, "merges": []}', "{}", "[]", "{", '{"model": {"type": "BPE"}}']
+)
+@pytest.mark.parametrize("runtime", ["vllm", "mlx", "sglang"])
+def test_a_tokenizer_in_another_format_is_refused(words: str, runtime: str, run: Run, tmp_path: Path) -> None:
+    (model_folder.write(tmp_path / "unread") / "tokenizer.json").write_text(words)
+    _, err = run("quantize", "unread", "-o", "x", "--for", runtime, "--calibration", "none", code=1)
+    assert "tokenizer.json has no model with a vocabulary" in err
+    assert err.count("\n") == 1
+    assert not Path("x").exists()
+
+
 def test_a_model_without_config_or_tokenizer_is_refused_before_work_begins(run: Run, tmp_path: Path) -> None:
     model_folder.write(tmp_path / "bare", None)
     model_folder.write(tmp_path / "mute", words={})

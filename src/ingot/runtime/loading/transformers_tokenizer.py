@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from os import fspath
@@ -19,7 +18,6 @@ from ingot.runtime.loading.transformers_config import EXTRA, one_line, read_json
 from ingot.stores.location import AnyPath, Location
 from ingot.stores.temporary import on_disk
 from ingot.translate import sentencepiece
-from ingot.translate.demo_vocabulary import FORMAT, expand
 
 _FILE = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
@@ -77,9 +75,6 @@ def _tokenizer_in(folder: Store, location: str, add_bos_token: bool | None) -> A
     options = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
     try:
         stored = folder.exists(_FILE)
-        demo = _demo_tokenizer(folder) if stored else None
-        if demo is not None:
-            return transformers.PreTrainedTokenizerFast(tokenizer_object=demo)
         tokenizer_cls = transformers.PreTrainedTokenizerFast if stored else transformers.AutoTokenizer
         tokenizer = _from_pretrained(tokenizer_cls, folder, options)
         if add_bos_token is None and _states_bos(folder):
@@ -132,12 +127,18 @@ def _with_bos(tokenizer: Any, tokenizer_cls: Any, folder: Store) -> tuple[Any, d
 
 
 def same_tokens(first: Any, second: Any) -> bool:
-    """Return whether two tokenizers agree on the tokens of a probe text, with and without special tokens."""
-    return all(
-        first(_PROBE, add_special_tokens=special, verbose=False).input_ids
-        == second(_PROBE, add_special_tokens=special, verbose=False).input_ids
-        for special in (False, True)
-    )
+    """Return whether two tokenizers agree on the tokens of a probe text, with and without special tokens.
+
+    They do not if one of them fails on the text.
+    """
+    try:
+        return all(
+            first(_PROBE, add_special_tokens=special, verbose=False).input_ids
+            == second(_PROBE, add_special_tokens=special, verbose=False).input_ids
+            for special in (False, True)
+        )
+    except Exception:  # the type of every error of the package tokenizers
+        return False
 
 
 def _from_pretrained(tokenizer_cls: Any, folder: Store, options: Mapping[str, Any]) -> Any:
@@ -175,15 +176,3 @@ def require_vocabulary(tokenizer: Any, folder: Store, location: str = "") -> Non
             f"expected a tokenizer ({', '.join(sorted(names))}) next to the weights, which have none; copy it there",
             where=location or folder.location,
         )
-
-
-def _demo_tokenizer(folder: Store) -> Any:
-    """Return the tokenizer of a demo model as an object of the package tokenizers; None for other files."""
-    if FORMAT.encode() not in folder.head(_FILE, 64):
-        return None
-    stored = read_json(folder, _FILE, "model.tokenizer", "model.tokenizer")
-    try:
-        full = expand(stored)
-    except FormatError as error:
-        raise FormatError("model.tokenizer", error.message, where=folder.location_of(_FILE)) from None
-    return require("tokenizers", EXTRA).Tokenizer.from_str(json.dumps(full))
