@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
-from ingot.errors import IngotError, ResourceError
+from ingot.errors import IngotError, ResourceError, UsageError
 from ingot.inspect.findings import Finding
 from ingot.library.manifest import Manifest, file_of
 from ingot.library.objects import Objects, StorageForm, require_known
@@ -119,12 +119,33 @@ def rm(options: RemoveOptions) -> None:
     Raises
     ------
     UsageError
-        ``library.unknown``.
+        ``library.unknown``; ``library.base``: without ``force``, adapters in the library have this base.
     """
     with using(Location.parse(options.library)) as library:
         if not library.has(options.name):
             require_known(options.name, library.names(), library.location)
+        adapters = [] if options.force else _adapters_of(library, options.name)
+        if adapters:
+            raise UsageError(
+                f"{options.name} is the base of {', '.join(adapters[:3])}{' and others' if len(adapters) > 3 else ''};"
+                " remove the adapters first, or pass --force",
+                rule="library.base",
+                where=library.location,
+            )
         library.folder.remove([file_of(options.name)])
+
+
+def _adapters_of(library: OpenLibrary, base: str) -> list[str]:
+    """Return the names of the adapters that were added with a base."""
+    names = []
+    for name in library.names():
+        try:
+            reference = library.manifest(name).base
+        except IngotError:
+            continue  # damaged, or removed by another process
+        if reference is not None and reference.name == base:
+            names.append(name)
+    return names
 
 
 @dataclass(frozen=True, slots=True)

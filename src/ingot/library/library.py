@@ -54,9 +54,12 @@ class Library:
         """Return the artifacts with their sizes."""
         return keep.ls(ListOptions(self.location))
 
-    def rm(self, name: str) -> None:
-        """Remove an artifact from the list; ``gc`` then frees the objects that no other artifact needs."""
-        keep.rm(RemoveOptions(self.location, name))
+    def rm(self, name: str, **options: Any) -> None:
+        """Remove an artifact from the list; ``gc`` then frees the objects that no other artifact needs.
+
+        The base of adapters in the library is removed with ``force=True`` only.
+        """
+        keep.rm(RemoveOptions(self.location, name, **options))
 
     def gc(self, **options: Any) -> Collected:
         """Delete objects that no artifact needs; ``dry_run=True`` only reports them."""

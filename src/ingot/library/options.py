@@ -76,6 +76,8 @@ class RemoveOptions:
 
     library: AnyPath = field(metadata=_LIBRARY)
     name: str = field(metadata=_NAME)
+    _: KW_ONLY
+    force: bool = field(default=False, metadata=about("Remove the artifact even if adapters in the library need it."))
 
 
 @dataclass(frozen=True, slots=True)

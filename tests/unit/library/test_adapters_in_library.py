@@ -135,9 +135,22 @@ def test_a_base_with_other_values_is_refused(library: ingot.Library, tmp_path: P
     weights = {name: value + np.float32(1) for name, value in model_folder.tensors().items()}
     library.add(model_folder.write(tmp_path / "changed", weights=weights), "org/base", overwrite=True)
     assert rule(library.get, "style", tmp_path / "out", merge=True) == "library.base"
-    library.rm("org/base")
+    library.rm("org/base", force=True)
     assert rule(library.get, "style", tmp_path / "out", merge=True) == "library.base"
     assert not (tmp_path / "out").exists()
+
+
+def test_the_base_of_adapters_is_removed_only_on_request(library: ingot.Library, tmp_path: Path) -> None:
+    for name in ("style", "tone"):
+        library.add(adapter(tmp_path / name), name)
+    with pytest.raises(IngotError, match="org/base is the base of style, tone") as caught:
+        library.rm("org/base")
+    assert caught.value.rule == "library.base"
+    library.rm("style")
+    assert rule(library.rm, "org/base") == "library.base"
+    library.rm("tone")
+    library.rm("org/base")
+    assert library.ls().artifacts == []
 
 
 @pytest.mark.parametrize("base", ["x", {}, {"name": "../x", "content": "blake3:" + 64 * "0", "manifest": ""}])
