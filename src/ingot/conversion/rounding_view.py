@@ -130,7 +130,7 @@ def round_weights(
         notes += [_NO_PREFIX] if opened.model_id is not None and WINDOW_PREFIX not in opened.metadata else []
     if calibration is None or isinstance(calibration, Statistics):
         metadata = calibration.metadata if isinstance(calibration, Statistics) else {}
-        source = metadata.get("source", "samples of the model")
+        source = metadata.get("source", requested_calibration(options).source)
     else:
         source = Location.parse(calibration).display
     merged = {name: base.dtype for name in choices if (base := view.checkpoint[name].stored_like) is not None}

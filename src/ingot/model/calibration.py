@@ -35,6 +35,11 @@ class LayerResults:
 class Calibration(ABC):
     """A calibration of a model, with its options."""
 
+    @property
+    def source(self) -> str:
+        """The input of the model, for reports."""
+        return "samples of the model"
+
     @abstractmethod
     def collect(self) -> Statistics:
         """Return the statistics of all matrices, mapped from temporary files."""

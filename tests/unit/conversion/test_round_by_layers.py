@@ -12,8 +12,11 @@ import ingot
 from ingot.errors import IngotError
 from ingot.model.calibration import LayerResults
 from ingot.model.statistics import INPUTS, OUTPUTS, Statistics
+from ingot.recipes.load import load_recipe
+from ingot.recipes.recipe import Recipe
 from ingot.runtime.calibration.calibrate import ModelCalibration
 from ingot.runtime.calibration.calibration import CalibrateOptions
+from ingot.runtime.quantize.run import with_quantizer
 from tests.support.models import make
 
 RECIPE = "int4-calibrated"
@@ -55,12 +58,21 @@ def model(tmp_path: Path) -> Path:
     return make("llama", tmp_path / "model", "float32", hidden_size=64, intermediate_size=128)
 
 
-def in_two_steps(model: Path, out: Path, recipe: str = RECIPE, **options: Any) -> ingot.ConvertReport:
+GRADES: dict[str, tuple[dict[str, Any], str]] = {
+    "full": ({}, "two-sided"),
+    "forward alone": ({"fisher": False}, "two-sided"),
+    "gptq": ({"fisher": False}, "gptq"),
+    "importance": ({"fisher": False, "largest": 1}, "importance"),
+}
+"""Options of the calibration and the quantizer, by grade."""
+
+
+def in_two_steps(model: Path, out: Path, recipe: str | Recipe = RECIPE, **options: Any) -> ingot.ConvertReport:
     statistics = out.with_suffix(".statistics.safetensors")
     ingot.calibrate(model, statistics, **{**SHORT, **options})
     with ingot.open(statistics) as arrays:
         kinds = {name.rpartition(":")[2] for name in arrays}
-        assert INPUTS in kinds
+        assert (INPUTS in kinds) == ("largest" not in options)
         assert (OUTPUTS in kinds) == options.get("fisher", True)
     return ingot.convert(model, out, recipe=recipe, calibration=statistics, no_tokenizer=out.suffix == ".gguf")
 
@@ -69,12 +81,12 @@ def calibration_of(model: Path, stop_after: int | None = None, **options: Any) -
     return CountedCalibration(CalibrateOptions(model, "", **{**SHORT, **options}), stop_after)
 
 
-@pytest.mark.parametrize("options", [{}, {"fisher": False}], ids=["gradients", "forward alone"])
-@pytest.mark.parametrize("recipe", [RECIPE, "q4_0-calibrated"])
-def test_the_result_equals_that_of_a_statistics_file(
-    model: Path, tmp_path: Path, recipe: str, options: dict[str, Any]
-) -> None:
-    suffix = ".gguf" if recipe.startswith("q4_0") else ".zt"
+@pytest.mark.parametrize("grade", GRADES)
+@pytest.mark.parametrize("preset", [RECIPE, "q4_0-calibrated"])
+def test_the_result_equals_that_of_a_statistics_file(model: Path, tmp_path: Path, preset: str, grade: str) -> None:
+    suffix = ".gguf" if preset.startswith("q4_0") else ".zt"
+    options, quantizer = GRADES[grade]
+    recipe = with_quantizer(load_recipe(preset), quantizer)
     file = in_two_steps(model, tmp_path / f"two{suffix}", recipe, **options)
     calibration = calibration_of(model, **options)
     layers = ingot.convert(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from ingot.cli.main import run as run_command
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.report import ConvertReport
 from ingot.errors import IngotError
+from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
+from ingot.recipes.recipe import Recipe
 from ingot.runtime.quantize import run as quantize_run
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.option_names import with_commands
@@ -309,6 +312,27 @@ def test_dry_run_prints_decisions_and_writes_nothing(run: Run) -> None:
     assert not Path("x").exists()
 
 
+def test_quantizers_keep_an_order_of_columns_that_they_have() -> None:
+    recipe = load_recipe("w4a16-calibrated")
+    for quantizer, ordered in (("gptq", True), ("importance", False)):
+        changed = with_quantizer(with_act_order(recipe), quantizer)
+        choices = [rule.choice for rule in changed.rules if isinstance(rule.choice, Choice) and rule.choice.quantizer]
+        assert choices
+        assert {choice.quantizer for choice in choices} == {quantizer}
+        assert {"act_order" in choice.options for choice in choices} == {ordered}
+
+
+def with_act_order(recipe: Recipe) -> Recipe:
+    """Return a recipe whose rules with a quantizer round columns in the order of their weight."""
+    rules = [
+        replace(rule, choice=replace(rule.choice, options={**rule.choice.options, "act_order": True}))
+        if isinstance(rule.choice, Choice) and rule.choice.quantizer
+        else rule
+        for rule in recipe.rules
+    ]
+    return replace(recipe, rules=tuple(rules))
+
+
 def test_group_size_and_quantizer_replace_those_of_a_recipe() -> None:
     recipe = with_group_size(load_recipe("w4a16-calibrated"), 32)
     assert [rule.cols_multiple_of for rule in recipe.rules] == [32]
@@ -354,12 +378,21 @@ def test_estimates_grow_with_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["importance", "full", "auto"])
-def test_the_model_is_calibrated(run: Run, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "statistics", "source"),
+    [
+        ("importance", "importance of columns", "text that Ingot ships"),
+        ("gptq", "second moments of inputs", "text that Ingot ships"),
+        ("full", "statistics of inputs and gradients", "samples of the model"),
+        ("auto", "statistics of inputs and gradients", "samples of the model"),
+    ],
+)
+def test_the_model_is_calibrated(run: Run, mode: str, statistics: str, source: str) -> None:
     pytest.importorskip("transformers")
     out, err = run("quantize", "m", "-o", "x.gguf", "--type", "q4_0", "--calibration", mode)
     assert "of it calibration" in err
-    assert "importance of columns" in out if mode == "importance" else "inputs and gradients" in out
+    assert f"by {statistics}, from {source}" in out
+    assert f"rounded by the statistics of {source}" in out
 
 
 @pytest.mark.slow

@@ -110,10 +110,9 @@ def windows_of(options: CalibrateOptions, length: int, *, encoder: bool) -> tupl
     UsageError
         ``eval.text``: the text is not UTF-8, or shorter than a window.
     """
+    source = text_name(options)
     built_in = options.text == BUILT_IN or options.text is None
-    text = Location.parse(options.text or "")
-    source = "text that Ingot ships" if built_in else f"text {text}"
-    content = default_text() if built_in else read_text(text, length * options.samples)
+    content = default_text() if built_in else read_text(Location.parse(options.text or ""), length * options.samples)
     tokenizer = load_tokenizer(options.model)
     surrounding = surrounding_tokens(tokenizer)
     shape = length, options.samples
@@ -122,6 +121,12 @@ def windows_of(options: CalibrateOptions, length: int, *, encoder: bool) -> tupl
     else:
         tokens = cut_windows(tokenizer, content, shape, source, Surrounding(surrounding.before))
     return Windows(tokens, named_tokens(tokenizer, surrounding.before)), source
+
+
+def text_name(options: CalibrateOptions) -> str:
+    """Return the name of a calibration's text for reports."""
+    built_in = options.text == BUILT_IN or options.text is None
+    return "text that Ingot ships" if built_in else f"text {Location.parse(options.text or '')}"
 
 
 def default_text() -> str:
@@ -194,6 +199,10 @@ class ModelCalibration(Calibration):
     """A calibration for a conversion without a statistics file; ``out`` and ``resume`` of the options are ignored."""
 
     options: CalibrateOptions
+
+    @property
+    def source(self) -> str:
+        return SAMPLES_OF_MODEL if self.options.text is None else text_name(self.options)
 
     def plan(self) -> CalibratePlan:
         """Return the estimates for ``run_by_layers``, without the memory that rounding needs."""

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
     from ingot.runtime.quantize.estimate import Estimate
 
-AUTO, FULL, IMPORTANCE, NONE = MODES = ("auto", "full", "importance", "none")
-"""Values of ``calibration``: the best that fits the time; all statistics; importance of columns only; none."""
+AUTO, FULL, GPTQ, IMPORTANCE, NONE = MODES = ("auto", "full", "gptq", "importance", "none")
+"""Values of ``calibration``: the best that fits the time; inputs and gradients; inputs; columns; no statistics."""
+GRADES = (FULL, GPTQ, IMPORTANCE)
+"""The values that calibrate, the best first."""
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d)?")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -58,8 +60,8 @@ class QuantizeOptions:
     calibration: AnyPath = field(
         default=AUTO,
         metadata=about(
-            "auto (the best that fits --time), full (statistics of inputs and gradients), importance (of columns, by "
-            "forward passes over a text in the package), none, or a file of `ingot calibrate`.",
+            "auto (the best that fits --time), full (statistics of inputs and gradients), gptq (of inputs, by forward "
+            "passes), importance (of columns, by forward passes), none, or a file of `ingot calibrate`.",
             metavar="MODE",
         ),
     )

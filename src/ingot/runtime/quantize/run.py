@@ -22,13 +22,14 @@ from ingot.model.calibration import Calibration
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.statistics import Statistics
+from ingot.quantization import rounding
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.runtime.quantize.checks import check_options
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.option_names import with_commands
-from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions
+from ingot.runtime.quantize.options import AUTO, FULL, GPTQ, GRADES, IMPORTANCE, MODES, NONE, QuantizeOptions
 from ingot.runtime.quantize.report import QuantizeReport
 from ingot.runtime.quantize.result import finish
 from ingot.runtime.quantize.statistics import estimate_statistics, get_statistics, modes
@@ -36,13 +37,16 @@ from ingot.runtimes.accepts import Answer, accepts_specs, refusal, source_reason
 from ingot.runtimes.stored import stored_scheme
 from ingot.stores.location import Location
 
+_QUANTIZERS = {GPTQ: rounding.GPTQ, IMPORTANCE: rounding.IMPORTANCE}
+"""Quantizers that replace those of a recipe, by grade of calibration."""
+
 
 @takes(QuantizeOptions, "quantize")
 def quantize(options: QuantizeOptions) -> QuantizeReport:
     """Quantize a model for a program, and check that the program would load the result.
 
     ``runtime`` alone decides container and preset. With ``calibration`` ``auto``, the best is taken that fits
-    ``time``: statistics of inputs and gradients, else importance of columns, else none.
+    ``time``: statistics of inputs and gradients, else of inputs, else importance of columns, else none.
 
     Returns
     -------
@@ -71,14 +75,12 @@ def _quantize(options: QuantizeOptions) -> QuantizeReport:
     chosen = choose_for(options)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
-    first = _recipe(options, chosen, calibrated=mode != NONE)
+    first = _recipe(options, chosen, FULL if mode != NONE else NONE)
     with _prepare(options, chosen, first) as prepared:
         require_accepted(prepared, chosen, first)
         rounding = {_name: _rounding(prepared, options, chosen, _name) for _name in modes(mode, chosen)}
     mode, statistics, text = get_statistics(options, chosen, mode, rounding)
-    recipe = _recipe(options, chosen, calibrated=mode != NONE)
-    if mode == IMPORTANCE:
-        recipe = with_quantizer(recipe, IMPORTANCE)
+    recipe = _recipe(options, chosen, mode)
     settings = _convert_options(options, chosen, recipe, statistics)
     report = convert(replace(settings, progress=options.progress, metadata=_metadata(recipe, text)))
     return finish(options, report, chosen, recipe, text, time.perf_counter() - started)
@@ -102,7 +104,7 @@ def _prepare_with_estimate(options: QuantizeOptions) -> tuple[Prepared, Estimate
     chosen = choose_for(options)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
-    recipe = _recipe(options, chosen, calibrated=mode != NONE)
+    recipe = _recipe(options, chosen, FULL if mode != NONE else NONE)
     prepared = _prepare(options, chosen, recipe)
     try:
         require_accepted(prepared, chosen, recipe)
@@ -113,7 +115,7 @@ def _prepare_with_estimate(options: QuantizeOptions) -> tuple[Prepared, Estimate
         raise
     if estimate.mode == NONE and mode != NONE:
         prepared.checkpoint.close()
-        prepared = _prepare(options, chosen, _recipe(options, chosen, calibrated=False))
+        prepared = _prepare(options, chosen, _recipe(options, chosen, NONE))
     return prepared, estimate
 
 
@@ -136,7 +138,8 @@ def with_quantizer(recipe: Recipe, quantizer: str) -> Recipe:
         choice = rule.choice
         if not isinstance(choice, Choice) or choice.quantizer is None:
             return rule
-        options = {key: value for key, value in choice.options.items() if key != "act_order"}
+        ordered = quantizer != rounding.IMPORTANCE  # only feedback has an order of columns
+        options = {key: value for key, value in choice.options.items() if ordered or key != "act_order"}
         return replace(rule, choice=replace(choice, options=options, quantizer=quantizer))
 
     mixture = recipe.mixture
@@ -238,10 +241,10 @@ def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
     if mode == NONE and not chosen.plain:
         raise UsageError(
             f"{chosen.calibrated} is rounded by statistics, and there is no preset of its bits without; expected "
-            "--calibration auto, full or importance",
+            f"--calibration {AUTO}, {', '.join(GRADES[:-1])} or {GRADES[-1]}",
             rule="quantize.calibration",
         )
-    if mode in (FULL, IMPORTANCE) and not chosen.calibrated:
+    if mode in GRADES and not chosen.calibrated:
         raise UsageError(
             f"{chosen.plain} has no calibrated form; expected --calibration auto or none", rule="quantize.calibration"
         )
@@ -270,15 +273,15 @@ def _nothing(recipe: Recipe, location: str) -> UnsupportedError:
     )
 
 
-def _recipe(options: QuantizeOptions, chosen: Chosen, *, calibrated: bool) -> Recipe:
-    recipe = load_recipe(chosen.calibrated if calibrated or not chosen.plain else chosen.plain)
-    return recipe if options.group_size is None else with_group_size(recipe, options.group_size)
+def _recipe(options: QuantizeOptions, chosen: Chosen, mode: str) -> Recipe:
+    recipe = load_recipe(chosen.calibrated if mode != NONE or not chosen.plain else chosen.plain)
+    if options.group_size is not None:
+        recipe = with_group_size(recipe, options.group_size)
+    return with_quantizer(recipe, _QUANTIZERS[mode]) if mode in _QUANTIZERS else recipe
 
 
 def _rounding(prepared: Prepared, options: QuantizeOptions, chosen: Chosen, mode: str) -> tuple[float, int]:
-    recipe = _recipe(options, chosen, calibrated=mode != NONE)
-    if mode == IMPORTANCE:
-        recipe = with_quantizer(recipe, IMPORTANCE)
+    recipe = _recipe(options, chosen, mode)
     source = prepared.source
     model = source.view()
     return estimate_rounding(model, with_model_rules(recipe, model, source.config()) or recipe)

@@ -13,7 +13,17 @@ from ingot.model.calibration import Calibration
 from ingot.model.statistics import Statistics
 from ingot.runtime.calibration.calibration import BUILT_IN, CalibrateOptions, CalibratePlan
 from ingot.runtime.quantize.estimate import Estimate
-from ingot.runtime.quantize.options import AUTO, FULL, IMPORTANCE, MODES, NONE, QuantizeOptions, parse_time
+from ingot.runtime.quantize.options import (
+    AUTO,
+    FULL,
+    GPTQ,
+    GRADES,
+    IMPORTANCE,
+    MODES,
+    NONE,
+    QuantizeOptions,
+    parse_time,
+)
 from ingot.stores.location import Location
 
 if TYPE_CHECKING:
@@ -22,6 +32,11 @@ if TYPE_CHECKING:
 LONG = 600.0
 """Seconds of work from which on ``confirm`` decides."""
 _NEAREST = "nearest values, without statistics"
+_STATISTICS = {
+    FULL: "statistics of inputs and gradients",
+    GPTQ: "second moments of inputs",
+    IMPORTANCE: "importance of columns",
+}
 
 Rounding = Mapping[str, tuple[float, int]]
 """For each mode of calibration, the seconds and bytes of memory that rounding takes."""
@@ -31,7 +46,7 @@ def modes(mode: str, chosen: Chosen) -> tuple[str, ...]:
     """Return the modes of calibration to try, the best first."""
     if mode != AUTO:
         return (mode,)
-    return (FULL, IMPORTANCE, NONE) if chosen.plain else (FULL, IMPORTANCE)
+    return (*GRADES, NONE) if chosen.plain else GRADES
 
 
 def get_statistics(
@@ -48,7 +63,7 @@ def get_statistics(
         location = Location.parse(options.calibration)
         with open_source(Location.parse(options.model)).view() as model:
             return FULL, Statistics.open(options.calibration, model), f"by the statistics of {location.display}"
-    for candidate in (FULL, IMPORTANCE) if mode == AUTO else (mode,):
+    for candidate in GRADES if mode == AUTO else (mode,):
         calibration = _calibration(options, candidate)
         try:
             plan = calibration.plan()
@@ -60,8 +75,7 @@ def get_statistics(
         if mode == AUTO and not _fits(options, estimate):
             continue
         _announce(options, estimate)
-        measured = "statistics of inputs and gradients" if candidate == FULL else "importance of columns"
-        return candidate, calibration, f"by {measured}, from {plan.source}"
+        return candidate, calibration, f"by {_STATISTICS[candidate]}, from {plan.source}"
     if not chosen.plain:
         raise UsageError(
             f"no calibration fits the time, and {chosen.calibrated} has no form without; give more --time",
@@ -91,8 +105,8 @@ def _calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
     from ingot.runtime.calibration.calibrate import ModelCalibration
 
     settings = CalibrateOptions(options.model, "", max_ram=options.max_ram, progress=options.progress)
-    if mode == IMPORTANCE:
-        settings = replace(settings, text=BUILT_IN, fisher=False, largest=1)
+    if mode != FULL:
+        settings = replace(settings, text=BUILT_IN, fisher=False, largest=1 if mode == IMPORTANCE else None)
     return ModelCalibration(settings)
 
 
