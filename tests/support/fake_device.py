@@ -20,6 +20,7 @@ _DEVICE = torch.device(NAME, 0)
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::to")
 _COMPOSITE = {
     torch.nn.functional.scaled_dot_product_attention: torch.ops.aten.scaled_dot_product_attention.default,
+    torch.nn.functional.one_hot: torch.ops.aten.one_hot.default,
     torch.nn.functional.cosine_similarity: torch.ops.aten.cosine_similarity.default,
 }
 _RANDOM = ("multinomial", "rand", "randn", "randint", "bernoulli_", "normal_")
@@ -89,9 +90,26 @@ class _Functions(TorchFunctionMode):
         if func is torch.tensor and options.get("device") is not None:
             device = options.pop("device")
             return func(*args, **options).to(device)
+        if func is torch.nn.functional.scaled_dot_product_attention and torch.is_grad_enabled():
+            return _attention(*args, **options) if isinstance(args[0], DeviceTensor) else func(*args, **options)
         if func in _COMPOSITE and isinstance(args[0], DeviceTensor):
             return _run(_COMPOSITE[func], args, options)
         return func(*args, **options)
+
+
+def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
+    """Return attention with gradients, for masks of bool or f32 and for causal attention."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
+    scale = options.get("scale") or query.shape[-1] ** -0.5
+    scores = query @ key.transpose(-1, -2) * scale
+    if options.get("is_causal"):
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril().to(NAME)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -1e9)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(-1) @ value
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

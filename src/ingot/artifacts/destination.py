@@ -34,6 +34,8 @@ MAX_DECOMPRESSED = about(
     metavar="SIZE",
     panel=LIMITS,
 )
+CPU = "cpu"
+DEVICE = about("Compute on this device of torch: cpu, cuda, cuda:N, mps or xpu.", metavar="DEVICE")
 THREADS = about("Threads; default: all processors.", metavar="N", minimum=1, panel=LIMITS)
 OVERWRITE = about("Replace a file, or a folder that holds a checkpoint and nothing else.")
 PROGRESS = about(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.artifacts.destination import (
     ADDRESS,
+    CPU,
     DIGEST,
     DROP,
     IO,
@@ -147,6 +148,15 @@ class ConvertOptions:
         metadata=about(
             "Statistics of this model from `ingot calibrate`, or an importance matrix of llama.cpp, for recipes with a "
             "quantizer and for budgets; without it such recipes calibrate the model on text that it generates.",
+            panel=_ROUNDING,
+        ),
+    )
+    device: Any = field(
+        default=CPU,
+        metadata=about(
+            "Calibrate and round on this device of torch: cpu, cuda, cuda:N, mps or xpu; for recipes with a quantizer "
+            "and for budgets.",
+            metavar="DEVICE",
             panel=_ROUNDING,
         ),
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.artifacts.destination import CPU
 from ingot.core.registry import Registry
 from ingot.core.runtime.memory import anonymous_in_use, available_ram, parse_size
 from ingot.core.runtime.parallel import default_workers, ordered
@@ -30,9 +31,9 @@ _CALIBRATIONS: Registry[Callable[..., Calibration]] = Registry(
 )
 
 
-def calibration_of(model: Any, *, max_ram: int | str | None, progress: Any = None) -> Calibration:
+def calibration_of(model: Any, *, max_ram: int | str | None, progress: Any = None, device: Any = CPU) -> Calibration:
     """Return a calibration over text that the model generates, which has not run yet; needs torch."""
-    return _CALIBRATIONS["model"](model, max_ram=max_ram, progress=progress)
+    return _CALIBRATIONS["model"](model, max_ram=max_ram, progress=progress, device=device)
 
 
 def round_by_layers(

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ingot.artifacts.destination import CPU
 from ingot.codecs.range_probe import HALF
 from ingot.codecs.table import stored_exactly
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.plan import decide, layers_of
 from ingot.conversion.round_by_layers import calibration_of
+from ingot.core.runtime.device import resolve_device
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.calibration import Calibration
 from ingot.model.checkpoint import Checkpoint
@@ -94,7 +96,7 @@ def requested_calibration(options: ConvertOptions) -> Calibration:
     """Return the calibration that the options contain, else one over text that the model generates."""
     if isinstance(options.calibration, Calibration):
         return options.calibration
-    return calibration_of(options.src, max_ram=options.max_ram, progress=options.progress)
+    return calibration_of(options.src, max_ram=options.max_ram, progress=options.progress, device=options.device)
 
 
 def round_weights(
@@ -109,7 +111,8 @@ def round_weights(
     ------
     UsageError
         ``convert.requantize``: such a matrix is already quantized; ``convert.calibration``: statistics for a recipe
-        without a quantizer; the errors of ``Statistics.open``.
+        without a quantizer; ``convert.device``: a device for such a recipe; ``model.device``; the errors of
+        ``Statistics.open``.
     UnsupportedError
         ``fold.*``, ``quantizer.matrix``.
     """
@@ -122,7 +125,16 @@ def round_weights(
                 "--calibration needs a recipe with a quantizer that hits a matrix, such as q4_0-calibrated",
                 rule="convert.calibration",
             )
+        budgets = options.target_size, options.target_bpw, options.max_kl
+        if options.device != CPU and budgets == (None, None, None):
+            raise UsageError(
+                f"--device {options.device} is for recipes with a quantizer that hits a matrix, such as "
+                "q4_0-calibrated; other conversions compute on the CPU: leave it out",
+                rule="convert.device",
+            )
         return view, None
+    if options.device != CPU:
+        resolve_device(options.device)
     statistics = _LazyStatistics(checkpoint, options)
     notes = list(view.notes)
     if calibration is not None:

@@ -10,18 +10,18 @@ import transformers
 
 from ingot.cli.main import run
 from ingot.core.border import bordered
+from ingot.core.runtime.device import available_devices, resolve_device
 from ingot.errors import ResourceError, UsageError
 from ingot.runtime.evaluation import evaluate as evaluate_module
 from ingot.runtime.evaluation import generate as generate_module
 from ingot.runtime.evaluation.evaluate import evaluate
 from ingot.runtime.evaluation.generate import generate
-from ingot.runtime.loading.device import available_devices, resolve_device
 from ingot.runtime.loading.options import LoadOptions, Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
 from tests.support.fake_device import NAME, DeviceTensor, fake_device
 from tests.support.paths import DEMO_DATA
 
-_ANY_DEVICE = pytest.mark.skipif(
+ANY_DEVICE = pytest.mark.skipif(
     tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23),
     reason="transformers 5.7 asks torch for the autocast key of the device's type, which the test's device lacks",
 )
@@ -86,7 +86,7 @@ def on_device(options: LoadOptions) -> Any:
     return load_model(options)._apply(lambda values: DeviceTensor(values.clone()))
 
 
-@_ANY_DEVICE
+@ANY_DEVICE
 def test_an_evaluation_mixes_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     text = DEMO_DATA / "heldout.txt"
     measures = Measures(kl=True, top_k=3, per_layer=True)
@@ -99,7 +99,7 @@ def test_an_evaluation_mixes_no_devices(monkeypatch: pytest.MonkeyPatch) -> None
     assert (result.kl, result.tokens, result.layers) == (0, expected.tokens, expected.layers)
 
 
-@_ANY_DEVICE
+@ANY_DEVICE
 def test_a_generation_mixes_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = generate(DEMO_DATA, "The file", 5)
     monkeypatch.setattr(generate_module, "load_model", on_device)

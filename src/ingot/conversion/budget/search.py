@@ -329,7 +329,10 @@ class _Search:
             with Statistics.open(calibration, weights) as opened:
                 yield opened
         elif calibrated:
-            calibration = calibration_of(self._source, max_ram=self._options.max_ram, progress=self._options.progress)
+            options = self._options
+            calibration = calibration_of(
+                self._source, max_ram=options.max_ram, progress=options.progress, device=options.device
+            )
             self._statistics = calibration.collect()
             yield self._statistics
         else:

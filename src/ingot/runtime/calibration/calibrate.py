@@ -15,13 +15,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ingot.artifacts.destination import destination, stage
+from ingot.artifacts.destination import CPU, destination, stage
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.save import plan_tensors, write_tensors
 from ingot.core.border import require
 from ingot.core.files.atomic import require_disk
 from ingot.core.options import takes
+from ingot.core.runtime.device import free_memory, is_out_of_memory, no_device_memory, release_cached, resolve_device
 from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.engine.journal import Journal, fingerprint
 from ingot.errors import UsageError
@@ -43,7 +44,14 @@ from ingot.runtime.calibration.calibration import (
     CalibratePlan,
     CalibrateReport,
 )
-from ingot.runtime.calibration.samples import SAMPLES_OF_MODEL, SAMPLES_WITHOUT_TOKENIZER, SEEDS, draw_samples, seeded
+from ingot.runtime.calibration.samples import (
+    BATCH,
+    SAMPLES_OF_MODEL,
+    SAMPLES_WITHOUT_TOKENIZER,
+    SEEDS,
+    draw_samples,
+    seeded,
+)
 from ingot.runtime.calibration.skeleton import MetaModel
 from ingot.runtime.evaluation.generate import positions, require_vocabulary
 from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding, named_tokens, surrounding_tokens
@@ -73,8 +81,8 @@ def spilled_cache(model: Any, length: int, scratch: Callable[[], BinaryIO]) -> C
         first = self.get_seq_length()
         last = first + key_states.shape[-2]
         for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room[..., first:last, :] = states
-        self.keys, self.values = (room[..., :last, :] for room in self.room)
+            room[..., first:last, :] = states.cpu()
+        self.keys, self.values = (room[..., :last, :].to(key_states.device) for room in self.room)
         return self.keys, self.values
 
     spilled = type("Spilled", (cache_utils.DynamicLayer,), {"update": update})
@@ -135,6 +143,8 @@ def default_text() -> str:
 
 
 _SAMPLED = "samples"
+_SHARE_OF_DEVICE = 0.6
+"""The share of a device's free memory that weights may take. Activations and moments take the remaining memory."""
 
 
 @takes(CalibrateOptions, "calibrate")
@@ -152,11 +162,12 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     ------
     UsageError
         ``eval.text``: no UTF-8, or fewer tokens than a window; ``calibrate.length``: longer than the model's maximum;
-        ``calibrate.seed``; ``resume.changed``.
+        ``calibrate.seed``; ``model.device``; ``resume.changed``.
     UnsupportedError
         ``calibrate.architecture``: the layers do not form a chain.
     ResourceError
-        ``calibrate.ram``: the limit is too small for a layer and the second moments of a matrix; ``disk.guard``.
+        ``calibrate.ram``: the limit is too small for a layer and the second moments of a matrix; ``device.memory``: the
+        device's memory is; ``disk.guard``.
     IntegrityError
         ``calibrate.value``: NaN or infinity in activations.
     IngotError
@@ -233,10 +244,16 @@ class ModelCalibration(Calibration):
 
 
 def calibration_of(
-    model: AnyPath, *, max_ram: int | str | None = None, progress: ProgressCallback | None = None
+    model: AnyPath,
+    *,
+    max_ram: int | str | None = None,
+    progress: ProgressCallback | None = None,
+    device: Any = CPU,
 ) -> ModelCalibration:
     """Return a calibration over samples of the model, which has not run yet."""
-    return ModelCalibration(CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress))
+    return ModelCalibration(
+        CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress, device=device)
+    )
 
 
 def collect_statistics(options: CalibrateOptions) -> Statistics:
@@ -288,12 +305,15 @@ class _Subject:
             "torch": str(require("torch", EXTRA).__version__),
             "transformers": version(),
         }
+        if self.skeleton.device.type != "cpu":
+            settings["device"] = self.skeleton.device.type
         return fingerprint([self.identity], settings, ())
 
 
 @contextmanager
 def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
     torch = require("torch", EXTRA)
+    device = resolve_device(options.device)
     if options.seed >= SEEDS:
         raise UsageError(
             f"expected a seed below {SEEDS}, because larger seeds are reserved for measuring budgets; "
@@ -305,7 +325,7 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
         identity = content_id(stored)
     source = resolve(model, "torch", False, False)
     with source.checkpoint:
-        skeleton = MetaModel(source)
+        skeleton = MetaModel(source, device)
         encoder = not skeleton.model.can_generate()
         length = _length(skeleton.model, options, encoder=encoder)
         if options.text is not None or encoder:
@@ -354,8 +374,7 @@ def _collect(
 ) -> _Collected:
     torch = require("torch", EXTRA)
     model, memory_plan, plan = _planned(subject, options, by_layers=process is not None)
-    if memory_plan.in_memory:
-        model.keep()
+    _keep(model, memory_plan)
     if options.plan is not None:
         options.plan(plan)
     if require_room is not None:
@@ -385,8 +404,58 @@ def _collect(
     return _Collected(arrays, metadata, len(counts), tokens.numel(), max(passes.passes, 1), unseen, results)
 
 
+def _keep(model: LayerwiseModel, memory_plan: MemoryPlan) -> None:
+    """Keep the model in the memory of the device if it fits; else keep its layers in the host's memory if they fit."""
+    skeleton = model.skeleton
+    if skeleton.device.type == "cpu":
+        if memory_plan.in_memory:
+            model.keep()
+        return
+    ends = (site.tensor.size * 4 for site in (model.embedding, model.head) if site is not None)
+    weights = sum(map(skeleton.nbytes, model.layers)) + sum(ends)
+    free = free_memory(model.torch, skeleton.device)
+    if free is not None and weights <= free * _SHARE_OF_DEVICE:
+        model.keep()
+    else:
+        skeleton.caches_on_host = memory_plan.in_memory
+
+
 def _digest(tokens: Any) -> str:
     return hashlib.sha256(tokens.numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def _draw(
+    torch: Any,
+    model: LayerwiseModel,
+    memory_plan: MemoryPlan,
+    prefix: Sequence[int],
+    progress: Progress,
+    cache: Callable[[int], Any],
+) -> Any:
+    """Return sequences sampled from the model, with fewer at once if the device has too little memory."""
+    together = BATCH
+    state = torch.random.get_rng_state()
+    while True:
+        try:
+            with model.streaming() as streamed_model:
+                return draw_samples(
+                    torch,
+                    streamed_model,
+                    (memory_plan.windows, memory_plan.length),
+                    progress,
+                    prefix,
+                    cache,
+                    device=model.device,
+                    together=together,
+                )
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if together == 1:
+                raise no_device_memory(model.device, error) from error
+        together = max(1, min(together, memory_plan.windows) // 2)
+        torch.random.set_rng_state(state)
+        release_cached(torch, model.device)
 
 
 def _samples(
@@ -399,10 +468,7 @@ def _samples(
             if memory_plan.spilled
             else lambda count: None
         )
-        with model.streaming() as streamed_model:
-            drawn = draw_samples(
-                torch, streamed_model, memory_plan.windows, memory_plan.length, progress, prefix, cache
-            )
+        drawn = _draw(torch, model, memory_plan, prefix, progress, cache)
         out = work.writer(_SAMPLED)
         out.add(drawn.numpy())
         work.finish(_SAMPLED, [out])

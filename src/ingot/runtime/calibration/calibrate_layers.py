@@ -50,6 +50,8 @@ class LayerwiseModel:
         Linear layers outside the stack that run before and after it.
     width : int
         Width of the embedding.
+    device : torch.device
+        The device on which layers compute.
     """
 
     def __init__(self, skeleton: MetaModel, settings: Settings) -> None:
@@ -68,7 +70,8 @@ class LayerwiseModel:
             embed_by_rows(self.embedding)
         if self.head is not None:
             head_by_rows(self.head)
-        probe = self.torch.zeros((1, 2), dtype=self.torch.int64)
+        self.device = skeleton.device
+        probe = self.torch.zeros((1, 2), dtype=self.torch.int64, device=self.device)
         self.stack = Stack(model, probe)
         self.width = int(self.stack.embedded(probe).shape[-1])
         early = self.stack.run_before_layers([site.module for site in linear])
@@ -81,7 +84,7 @@ class LayerwiseModel:
         return isinstance(site.module, self.torch.nn.Linear) and site.attribute == "weight"
 
     def keep(self) -> None:
-        """Keep the complete model in memory from now on."""
+        """Keep the complete model in the device's memory from now on."""
         self.skeleton.keeps_layers = True
         ends = [site for site in (self.embedding, self.head) if site is not None]
         for site in ends:
@@ -92,7 +95,7 @@ class LayerwiseModel:
         """Return the arguments of each layer for windows of ``shape`` (windows, length)."""
         if shape not in self._calls:
             with self.torch.enable_grad():
-                zeros = self.torch.zeros(*shape, self.width).requires_grad_()
+                zeros = self.torch.zeros(*shape, self.width, device=self.device).requires_grad_()
                 self._calls[shape] = self.stack.enter(zeros).calls
         return self._calls[shape]
 
@@ -152,7 +155,7 @@ class LayerwiseModel:
     def embedding_scale(self, tokens: Any) -> float:
         """Return the factor by which the embedding multiplies its rows: above 1 in Gemma."""
         assert self.embedding is not None
-        values = self.stack.embedded(tokens).detach().flatten(0, -2)
+        values = self.stack.embedded(tokens.to(self.device)).detach().flatten(0, -2).cpu()
         rows = read_rows(self.torch, self.embedding.tensor, tokens.flatten())
         squares = float((rows * rows).sum(dtype=self.torch.float64))
         return float((values * rows).sum(dtype=self.torch.float64)) / squares if squares else 1.0
@@ -164,7 +167,7 @@ class LayerwiseModel:
         The context's value is the sums by name.
         """
         specs = [self._spec(_all_rows(site), site.tensor.matrix_shape[1]) for site in sites]
-        sums = {spec.name: Sums(self.torch, spec, fisher=fisher) for spec in specs}
+        sums = {spec.name: Sums(self.torch, spec, fisher=fisher, device=self.device) for spec in specs}
         parameters = by_address({id(site.parameter): [_all_rows(site)] for site in sites}, [self.skeleton.model])
         with record_products(parameters, sums, fisher=fisher, share=False) if sums else nullcontext():
             yield sums

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.core.runtime.device import is_out_of_memory, no_device_memory, release_cached
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
 from ingot.model.calibration import LayerResult, ProcessLayer
@@ -28,13 +29,15 @@ from ingot.runtime.calibration.moments import (
     Sums,
     record_product,
     record_products,
+    start_moment,
 )
-from ingot.runtime.calibration.samples import require_finite
+from ingot.runtime.calibration.samples import draw, require_finite
 from ingot.runtime.calibration.skeleton import Layer
 from ingot.runtime.layers.bf16_products import bf16_product
 
 LOGITS = 1 << 24
 """Elements of the logits that are computed together. The value affects which labels are drawn."""
+_MAX_DIVISOR = 64
 _TIED_HEAD = "tied-head.statistics"
 
 
@@ -68,6 +71,7 @@ class Passes:
     same: dict[str, str] = field(default_factory=dict)
     """For matrices with shared inputs: the name of the matrix under which A is stored."""
     _share: bool = field(default=True)
+    _divisor: int = field(default=1)  # of the bytes for moments, on a device with too little memory
     _leaders: dict[str, str] = field(default_factory=dict)  # ``same`` of the present step
 
     @property
@@ -150,23 +154,50 @@ class Passes:
 
     def _step(self, name: str, weight: int, compute: Callable[[], None]) -> None:
         if self.work.finished(name) is None:
-            try:
-                compute()
-            except InputsDivergedError:  # run the step again without sharing
-                self._share = False
-                compute()
+            self._compute(compute)
         self._process_statistics(name)
         self.progress.advance(weight * self.tokens.numel(), name)
 
+    def _compute(self, compute: Callable[[], None]) -> None:
+        """Compute a step; again with other settings if inputs diverged or the device has too little memory."""
+        while True:
+            try:
+                return compute()
+            except InputsDivergedError:  # run the step again without sharing
+                self._share = False
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if not self._take_less():
+                    raise no_device_memory(self.model.device, error) from error
+            self._leaders = {}
+            release_cached(self.model.torch, self.model.device)
+
+    def _take_less(self) -> bool:
+        """Halve the windows that pass together, else the bytes for moments; return False if neither can be halved."""
+        if self.batch > 1:
+            self.batch //= 2
+            return True
+        self._divisor *= 2
+        return self._divisor <= _MAX_DIVISOR
+
+    def _groups(self, layer: Layer) -> list[Group]:
+        """Return the matrices of a layer in groups whose moments are summed together."""
+        specs = self.model.moment_specs(layer)
+        max_bytes = self.moment_bytes(layer)
+        if self._divisor > 1:
+            max_bytes = max(max_bytes // self._divisor, max((spec.nbytes for spec in specs), default=0))
+        return group_by_size(specs, max_bytes)
+
     def _batches(self) -> Iterator[tuple[int, Any]]:
         for first in range(0, len(self.tokens), self.batch):
-            yield first, self.tokens[first : first + self.batch]
+            yield first, self.tokens[first : first + self.batch].to(self.model.device)
 
     def _read(self, name: str, first: int, windows: int) -> Any:
         length = int(self.tokens.shape[1])
         width = self._hidden
         values = self.work.read(name, 4 * first * length * width, (windows, length, width))
-        return self.model.torch.from_numpy(values)
+        return self.model.torch.from_numpy(values).to(self.model.device)
 
     @property
     def _hidden(self) -> int:
@@ -192,7 +223,7 @@ class Passes:
         out = self.work.writer(_inputs(index + 1))
         with self.model.torch.no_grad(), self.model.skeleton.loaded(layer):
             matrices = self.model.skeleton.matrices(layer)
-            groups = [{}] if self.fisher else group_by_size(self.model.moment_specs(layer), self.moment_bytes(layer))
+            groups = [{}] if self.fisher else self._groups(layer)
             self.passes = max(self.passes, len(groups))
             addresses = by_address(matrices, [layer.module])
             written = self._statistics(f"forward {index}")
@@ -226,7 +257,7 @@ class Passes:
             stack.enter_context(torch.set_grad_enabled(self.fisher))
             sums = stack.enter_context(model.listening_to(model.after, fisher=self.fisher))
             if head is not None and model.head is not None:
-                sums[head.name] = Sums(torch, head, fisher=self.fisher)
+                sums[head.name] = Sums(torch, head, fisher=self.fisher, device=model.device)
                 hook = _hook(sums[head.name], head.rows, fisher=self.fisher)
                 stack.callback(model.head.module.register_forward_hook(hook).remove)
             for first, tokens in self._batches():
@@ -260,7 +291,7 @@ class Passes:
             logits = model.stack.leave(batch, model.width, headless=not self.fisher).logits.flatten(0, 1)
             require_finite(torch, logits.detach())
             if self.fisher:
-                drawn = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0]
+                drawn = draw(torch, logits.detach().softmax(-1))[:, 0]
                 torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
                 gradients.append(batch.grad[:, 0])
         return torch.cat(gradients).view_as(hidden) if self.fisher else None
@@ -270,7 +301,7 @@ class Passes:
         out = self.work.writer(_gradients(index))
         with self.model.torch.enable_grad(), self.model.skeleton.loaded(layer):
             matrices = self.model.skeleton.matrices(layer)
-            groups = group_by_size(self.model.moment_specs(layer), self.moment_bytes(layer))
+            groups = self._groups(layer)
             self.passes = max(self.passes, len(groups))
             written = self._statistics(f"backward {index}")
             for group_index, group in enumerate(groups):
@@ -292,15 +323,16 @@ class Passes:
         model = self.model
         written = self._statistics("begin")
         spec = model.embedding_spec()
-        moment = None if spec is None else Moment(spec.cols)
+        moment = None if spec is None else start_moment(model.torch, spec.cols, model.device)
         if model.before or moment is not None:
             with model.torch.enable_grad(), model.listening_to(model.before, fisher=True) as sums:
                 for first, tokens in self._batches():
                     started = model.stack.embedded(tokens).detach().requires_grad_()
                     hidden = model.stack.enter(started, with_gradients=True).hidden
-                    hidden.backward(self._read(_gradients(0), first, len(tokens)))
+                    gradient = self._read(_gradients(0), first, len(tokens))
+                    (gradient,) = model.torch.autograd.grad(hidden, started, gradient)
                     if moment is not None:
-                        moment.add(started.grad.flatten(0, 1).numpy())
+                        moment.add(gradient.flatten(0, 1))
             self._add(written, sums)
         if spec is not None and moment is not None:
             for key, array in self._embedding_arrays(spec, moment).items():
@@ -330,13 +362,15 @@ class Passes:
         return {INPUTS: total, SQUARES: total.diagonal().copy(), COUNT: np.array([self.tokens.numel()], np.int64)}
 
     def _sums(self, group: Group) -> dict[str, Sums]:
-        return {name: Sums(self.model.torch, item, fisher=self.fisher) for name, item in group.items()}
+        model = self.model
+        return {name: Sums(model.torch, item, fisher=self.fisher, device=model.device) for name, item in group.items()}
 
     def _listening(self, matrices: Mapping[int, Any], sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
         """Return a context in which the moments of a layer's matrices are added to ``sums``."""
         if not sums:
             return nullcontext()
-        product = None if self.fisher else bf16_product(self.model.torch)
+        on_cpu = self.model.device.type == "cpu"
+        product = bf16_product(self.model.torch) if on_cpu and not self.fisher else None
         return record_products(matrices, sums, fisher=self.fisher, share=self._share, product=product)
 
     def _statistics(self, step: str) -> Writer:
@@ -375,12 +409,12 @@ def _encoder_gradients(torch: Any, model: LayerwiseModel, hidden: Any, *, fisher
     if not fisher:
         return None
     embeddings = torch.nn.functional.normalize(out.mean(1), dim=-1)
-    (embeddings * torch.randn(embeddings.shape)).sum().backward()
+    (embeddings * torch.randn(embeddings.shape).to(embeddings.device)).sum().backward()
     return hidden.grad
 
 
 def _plain(hidden: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    values: np.ndarray[Any, np.dtype[Any]] = hidden.detach().numpy()
+    values: np.ndarray[Any, np.dtype[Any]] = hidden.detach().cpu().numpy()
     return values
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ingot.artifacts.destination import MAX_RAM, OVERWRITE, PROGRESS, RESUME
+from ingot.artifacts.destination import CPU, DEVICE, MAX_RAM, OVERWRITE, PROGRESS, RESUME
 from ingot.core.options import about
 from ingot.core.runtime.memory import format_size
 from ingot.reporting.report import Bytes, Figure, Line, Report, figures_of
@@ -97,6 +97,7 @@ class CalibrateOptions:
             "Maximum number of columns or rows for full second moments; larger ones keep only the diagonal.", minimum=1
         ),
     )
+    device: Any = field(default=CPU, metadata=DEVICE)
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
     resume: bool = field(default=False, metadata=RESUME)
     overwrite: bool = field(default=False, metadata=OVERWRITE)

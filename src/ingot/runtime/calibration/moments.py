@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ingot.core.border import require
+from ingot.core.runtime.device import widest_float
 from ingot.errors import IntegrityError
 from ingot.model.statistics import ABSMAX, COUNT, INPUTS, MEANS, OUTPUTS, SQUARES
 from ingot.model.tensor import Array
@@ -41,15 +42,58 @@ class MomentSpec:
         return 4 * (self.cols**2 * self.inputs + self.rows**2 * self.outputs) + 24 * self.cols
 
 
-class Moment:
-    """A sum of ``x^T x``, f32 [size, size]. It is symmetric; only the lower half is computed."""
+class Moment(Protocol):
+    """A sum of ``x^T x``: f32 [size, size]."""
+
+    def add(self, values: Any) -> None:
+        """Add the moment of a tensor of values f32 [tokens, size]."""
+        ...
+
+    @property
+    def diagonal(self) -> Array:
+        """The diagonal of the summed moment: f64 [size]."""
+        ...
+
+    def mean(self, count: float) -> Array:
+        """Return the full matrix divided by ``count``. Nothing may be added afterwards."""
+        ...
+
+
+def start_moment(torch: Any, size: int, device: Any) -> Moment:
+    """Return a moment that is summed on a device."""
+    return HostMoment(size) if device.type == "cpu" else DeviceMoment(torch, size, device)
+
+
+class DeviceMoment:
+    """A moment that stays on a device until its mean is computed."""
+
+    def __init__(self, torch: Any, size: int, device: Any) -> None:
+        self._sum = torch.zeros(size, size, device=device)
+
+    def add(self, values: Any) -> None:
+        self._sum.addmm_(values.T, values)
+
+    @property
+    def diagonal(self) -> Array:
+        diagonal: Array = self._sum.diagonal().cpu().numpy().astype(np.float64)
+        return diagonal
+
+    def mean(self, count: float) -> Array:
+        self._sum /= count
+        mean: Array = self._sum.cpu().numpy()
+        del self._sum
+        return mean
+
+
+class HostMoment:
+    """A moment in the host's memory. It is symmetric; only the lower half is computed."""
 
     def __init__(self, size: int) -> None:
         self._sum = np.zeros((size, size), np.float32)
 
-    def add(self, values: Array) -> None:
-        """Add the moment of values f32 [tokens, size]."""
+    def add(self, values: Any) -> None:
         size = len(self._sum)
+        values = values.numpy()
         with np.errstate(invalid="ignore", over="ignore"):  # ``Sums.arrays`` checks the result
             for first in range(0, size, _BLOCK):
                 last = min(first + _BLOCK, size)
@@ -60,11 +104,9 @@ class Moment:
 
     @property
     def diagonal(self) -> Array:
-        """The diagonal of the summed moment: f64 [size]."""
         return self._sum.diagonal().astype(np.float64)
 
     def mean(self, count: float) -> Array:
-        """Return the full matrix divided by ``count``. Nothing may be added afterwards."""
         size = len(self._sum)
         self._sum /= np.float32(count)
         for first in range(0, size, _BLOCK):
@@ -80,14 +122,15 @@ class InputsDivergedError(Exception):
 class Inputs:
     """Sums over the inputs of a matrix: their moment, squares, values and largest magnitudes, and the number of tokens.
 
-    Several matrices that multiply the same inputs share one object.
+    Several matrices that multiply the same inputs share one object. All sums are on ``device``.
     """
 
-    def __init__(self, torch: Any, cols: int, moment: Moment | None) -> None:
+    def __init__(self, torch: Any, cols: int, moment: Moment | None, device: Any) -> None:
         self._torch = torch
         self.moment = moment
-        self.squares, self.sums = (torch.zeros(cols, dtype=torch.float64) for _ in range(2))
-        self.absmax = torch.zeros(cols)
+        self._wide = widest_float(torch, device)
+        self.squares, self.sums = (torch.zeros(cols, dtype=self._wide, device=device) for _ in range(2))
+        self.absmax = torch.zeros(cols, device=device)
         self.count = 0
 
     def add(self, inputs: Any) -> None:
@@ -96,18 +139,18 @@ class Inputs:
             return
         for batch in inputs.split(_TOKENS):
             if self.moment is None:
-                self.squares += batch.square().sum(0).double()
-            self.sums += batch.sum(0).double()
+                self.squares += batch.square().sum(0).to(self._wide)
+            self.sums += batch.sum(0).to(self._wide)
             self.absmax = self._torch.maximum(self.absmax, batch.abs().amax(0))
         self.count += len(inputs)
         if self.moment is not None:
-            self.moment.add(inputs.numpy())
+            self.moment.add(inputs)
 
     def squared(self) -> Any:
-        """Return the sums of squares: f64 [cols]. They remain available after the moment is released."""
+        """Return the sums of squares on the CPU: f64 [cols]. They remain available after the moment is released."""
         if self.moment is not None:
             self.squares = self._torch.from_numpy(self.moment.diagonal)
-        return self.squares
+        return self.squares.cpu().double()
 
 
 class Sums:
@@ -118,23 +161,30 @@ class Sums:
     spec : MomentSpec
     fisher : bool
         Whether A weighs tokens by their gradients; then it is not shared with other matrices.
+    device : torch.device
+        The device on which everything is summed; ``arrays`` copies the results to the CPU.
 
     Attributes
     ----------
     leader : Sums or None
         The matrix that multiplies the same inputs and has their sums.
-    weight : float
-        The sum of the weights of tokens: of the mean squares of their gradients.
     """
 
-    def __init__(self, torch: Any, spec: MomentSpec, *, fisher: bool) -> None:
+    def __init__(self, torch: Any, spec: MomentSpec, *, fisher: bool, device: Any) -> None:
         self._torch = torch
+        self._device = device
+        self._wide = widest_float(torch, device)
         self.spec = spec
         self._fisher = fisher
         self.leader: Sums | None = None
         self._inputs: Inputs | None = None
         self._moments: dict[str, Moment] = {}
-        self.weight = 0.0
+        self._weight = torch.zeros((), dtype=self._wide, device=device)
+
+    @property
+    def weight(self) -> float:
+        """The sum of the weights of tokens: of the mean squares of their gradients."""
+        return float(self._weight)
 
     @property
     def _shared(self) -> Inputs | None:
@@ -170,7 +220,8 @@ class Sums:
             return
         if self._inputs is None:
             plain = self.spec.inputs and not self._fisher
-            self._inputs = Inputs(self._torch, self.spec.cols, Moment(self.spec.cols) if plain else None)
+            moment = start_moment(self._torch, self.spec.cols, self._device) if plain else None
+            self._inputs = Inputs(self._torch, self.spec.cols, moment, self._device)
         self._inputs.add(inputs)
 
     def back(self, inputs: Any, gradients: Any) -> None:
@@ -178,15 +229,15 @@ class Sums:
         rows].
         """
         weights = gradients.square().mean(1)
-        self.weight += float(weights.sum(dtype=self._torch.float64))
+        self._weight += weights.sum(dtype=self._wide)
         if self.spec.inputs:
-            self._moment(INPUTS, self.spec.cols).add((inputs * weights.sqrt()[:, None]).numpy())
+            self._moment(INPUTS, self.spec.cols).add(inputs * weights.sqrt()[:, None])
         if self.spec.outputs:
-            self._moment(OUTPUTS, self.spec.rows).add(gradients.numpy())
+            self._moment(OUTPUTS, self.spec.rows).add(gradients)
 
     def _moment(self, field: str, size: int) -> Moment:
         if field not in self._moments:
-            self._moments[field] = Moment(size)
+            self._moments[field] = start_moment(self._torch, size, self._device)
         return self._moments[field]
 
     def arrays(self, tokens: int) -> dict[str, Array]:
@@ -194,13 +245,13 @@ class Sums:
 
         Raises ``IntegrityError`` ``calibrate.value`` if a mean is NaN or infinite.
         """
-        shared = self._shared or Inputs(self._torch, self.spec.cols, None)
+        shared = self._shared or Inputs(self._torch, self.spec.cols, None, self._device)
         count = max(shared.count, 1)
         moments = dict(self._moments)
         arrays = {
             SQUARES: (shared.squared() / count).float().numpy(),
-            ABSMAX: shared.absmax.numpy(),
-            MEANS: (shared.sums / count).float().numpy(),
+            ABSMAX: shared.absmax.cpu().numpy(),
+            MEANS: (shared.sums.cpu().double() / count).float().numpy(),
             COUNT: np.array([shared.count], np.int64),
         }
         if self.leader is None and shared.moment is not None:

@@ -26,27 +26,37 @@ HELD_OUT = SEEDS | 0x4B4C
 def draw_samples(
     torch: Any,
     model: Any,
-    count: int,
-    length: int,
+    shape: tuple[int, int],
     progress: Progress,
     prefix: Sequence[int] = (),
     cache: Callable[[int], Any] = lambda count: None,
+    *,
+    device: Any = None,
+    together: int = BATCH,
 ) -> Any:
-    """Return sequences drawn with torch's random state: i64 [count, length]. Raises the error of ``require_finite``.
+    """Return sequences drawn with torch's random state: i64 of ``shape``. Raises the error of ``require_finite``.
 
     Each sequence begins with ``prefix``, the tokens that the tokenizer adds before a text. ``cache`` creates the KV
-    cache for a number of windows; if ``cache`` returns None, the model creates its own KV cache.
+    cache for a number of windows; if ``cache`` returns None, the model creates its own KV cache. The model computes on
+    ``device``, by default the CPU, for ``together`` windows at once.
     """
+    count, length = shape
     drawn = []
     with torch.no_grad():  # not inference mode: a layer that is loaded in a pass may serve other passes too
-        for first in range(0, count, BATCH):
-            batch = min(BATCH, count - first)
-            drawn.append(_draw_batch(torch, model, (batch, length), prefix, cache(batch), progress))
+        for first in range(0, count, together):
+            batch = min(together, count - first)
+            drawn.append(_draw_batch(torch, model, (batch, length), prefix, cache(batch), progress, device))
     return torch.cat(drawn).clone()
 
 
 def _draw_batch(
-    torch: Any, model: Any, shape: tuple[int, int], prefix: Sequence[int], cache: Any, progress: Progress
+    torch: Any,
+    model: Any,
+    shape: tuple[int, int],
+    prefix: Sequence[int],
+    cache: Any,
+    progress: Progress,
+    device: Any,
 ) -> Any:
     """Return sequences sampled at temperature 1, after the prefix or else a uniformly drawn token."""
     count, length = shape
@@ -54,12 +64,24 @@ def _draw_batch(
     tokens = [last]
     progress.advance(last.numel(), "samples")
     for _ in range(length - last.shape[1]):
-        out = model(input_ids=last, past_key_values=cache, use_cache=True)
+        out = model(input_ids=last if device is None else last.to(device), past_key_values=cache, use_cache=True)
         cache = out.past_key_values
-        last = torch.multinomial(require_finite(torch, out.logits[:, -1]).softmax(-1), 1)
+        last = draw(torch, require_finite(torch, out.logits[:, -1]).softmax(-1)).cpu()
         tokens.append(last)
         progress.advance(count, "samples")
     return torch.cat(tokens, 1)
+
+
+def draw(torch: Any, probabilities: Any) -> Any:
+    """Return one index per row, drawn with torch's random state of the CPU: i64 [rows, 1] on the device of the rows.
+
+    On other devices, one number per row is copied to the device, and no probability to the CPU.
+    """
+    if probabilities.device.type == "cpu":
+        return torch.multinomial(probabilities, 1)
+    sums = probabilities.cumsum(-1)
+    heights = torch.rand(len(sums), 1).to(sums.device) * sums[:, -1:]
+    return torch.searchsorted(sums, heights, right=True).clamp_(max=sums.shape[-1] - 1)
 
 
 def require_finite(torch: Any, logits: Any) -> Any:

@@ -55,13 +55,18 @@ class MetaModel:
     ----------
     source : ModelSource
         The open checkpoint; it must stay open while this object is used.
+    device : torch.device, optional
+        The device of all values that the model gets; the CPU by default.
 
     Attributes
     ----------
     model : PreTrainedModel
     checkpoint : Checkpoint
+    device : torch.device
     keeps_layers : bool
-        If true, layers stay in memory once they are loaded.
+        If true, layers stay in the device's memory once they are loaded.
+    caches_on_host : bool
+        If true, values of layers stay in the host's memory once they are decoded, and are copied to the device.
 
     Raises
     ------
@@ -69,15 +74,20 @@ class MetaModel:
         The errors of ``load_model``.
     """
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelSource, device: Any = None) -> None:
         self._torch = require("torch", EXTRA)
+        self.device = self._torch.device("cpu") if device is None else device
         self.checkpoint = source.checkpoint
         self._source = source
         self.keeps_layers = False
+        self.caches_on_host = False
+        self._on_host: dict[int, Any] = {}
         self._config = read_config(source.folder, len(self.checkpoint), self.checkpoint.format)
         self._model_cls = model_class(self._config, source.folder.location)
         self._merging = merged_names(self._config, self.checkpoint)
         self.model, self._decoded_at_build = self._skeleton()
+        if self.device.type != "cpu":
+            self.model._apply(lambda values: values if values.is_meta else values.to(self.device))
         self._loaded: dict[str, dict[int, Any]] = {}
 
     def _skeleton(self) -> tuple[Any, frozenset[str]]:
@@ -164,9 +174,17 @@ class MetaModel:
     def _parameter(self, site: Placeholder, parameters: dict[int, Any]) -> Any:
         key = id(site.tensor)
         if key not in parameters:
-            values = materialize(site.tensor, self._torch.float32, self._torch.device("cpu"))
-            parameters[key] = self._torch.nn.Parameter(values, requires_grad=False)
+            parameters[key] = self._torch.nn.Parameter(self._values(site.tensor), requires_grad=False)
         return parameters[key]
+
+    def _values(self, tensor: Tensor) -> Any:
+        """Return the values of a tensor on the device, in f32."""
+        if not self.caches_on_host:
+            return materialize(tensor, self._torch.float32, self.device)
+        key = id(tensor)
+        if key not in self._on_host:
+            self._on_host[key] = materialize(tensor, self._torch.float32, self._torch.device("cpu"))
+        return self._on_host[key].to(self.device)
 
     def _merge(self, layer: Layer) -> list[tuple[Any, str, Any]]:
         """Assign merged parameters to a layer, from a build with only their tensors; return the previous parameters."""
@@ -180,7 +198,9 @@ class MetaModel:
                 values = filled.get_submodule(path)._parameters[attribute]
                 if parameter is not None and parameter.is_meta and values is not None and not values.is_meta:
                     before.append((module, attribute, parameter))
-                    module._parameters[attribute] = values.requires_grad_(False)
+                    module._parameters[attribute] = self._torch.nn.Parameter(
+                        values.to(self.device), requires_grad=False
+                    )
         return before
 
     def matrices(self, layer: Layer) -> dict[int, list[MatrixRows]]:
@@ -228,7 +248,7 @@ class MetaModel:
 
     def _contains(self, parameter: Any, matrix: MatrixRows) -> bool:
         """Return whether a parameter contains the values of a matrix at the expected rows."""
-        values = materialize(self.checkpoint[matrix.name], self._torch.float32, self._torch.device("cpu"))
+        values = materialize(self.checkpoint[matrix.name], self._torch.float32, self.device)
         rows = parameter if matrix.expert is None else parameter[matrix.expert]
         rows = rows[matrix.first : matrix.last]
         return bool(rows.shape == values.shape and self._torch.equal(rows, values))

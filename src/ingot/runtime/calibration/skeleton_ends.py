@@ -28,7 +28,8 @@ def embed_by_rows(site: Placeholder) -> None:
 
     def forward(tokens: Any, *args: Any, **kwargs: Any) -> Any:
         row_ids, indices = tokens.unique(return_inverse=True)
-        module._parameters[site.attribute] = torch.nn.Parameter(read_rows(torch, tensor, row_ids), requires_grad=False)
+        rows = read_rows(torch, tensor, row_ids.cpu()).to(tokens.device)
+        module._parameters[site.attribute] = torch.nn.Parameter(rows, requires_grad=False)
         module.padding_idx = None  # an index into the full table; only training uses it
         try:
             return original(indices, *args, **kwargs)
@@ -81,13 +82,13 @@ def _product(torch: Any) -> Any:
         context.tensor = tensor
         out = inputs.new_empty(*inputs.shape[:-1], tensor.shape[0])
         for first, values in _chunks(torch, tensor):
-            out[..., first : first + len(values)] = torch.nn.functional.linear(inputs, values)
+            out[..., first : first + len(values)] = torch.nn.functional.linear(inputs, values.to(inputs.device))
         return out
 
     def backward(context: Any, gradient: Any) -> Any:
         total = gradient.new_zeros(*gradient.shape[:-1], context.tensor.shape[1])
         for first, values in _chunks(torch, context.tensor):
-            total += gradient[..., first : first + len(values)] @ values
+            total += gradient[..., first : first + len(values)] @ values.to(gradient.device)
         return None, total
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}

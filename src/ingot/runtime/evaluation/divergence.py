@@ -106,5 +106,5 @@ def _draw_windows(
     ids, (count, length) = tuple(token.id for token in prefix), shape
     text_length_of_window(length, Surrounding(ids))
     with seeded(torch, HELD_OUT):
-        tokens = draw_samples(torch, model, count, length, Progress(count * length, progress), ids)
+        tokens = draw_samples(torch, model, (count, length), Progress(count * length, progress), ids)
     return Windows(tokens, prefix)

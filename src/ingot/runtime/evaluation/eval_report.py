@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ingot.artifacts.destination import CPU
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import open_source
 from ingot.core.registry import did_you_mean
@@ -21,7 +22,7 @@ from ingot.runtime.evaluation.layer_errors import LayerError
 from ingot.runtime.evaluation.special_tokens import SpecialToken, prefix_text
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
-from ingot.runtime.loading.options import CPU, EXACT, Measures, Protocol
+from ingot.runtime.loading.options import EXACT, Measures, Protocol
 from ingot.stores.location import Location
 
 RULE = "eval.gate"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.core.border import bordered, require
+from ingot.core.runtime.device import synchronize
 from ingot.core.runtime.memory import peak_rss
 from ingot.core.runtime.progress import Progress
 from ingot.errors import UsageError
@@ -27,7 +28,6 @@ from ingot.runtime.evaluation.generate import positions, require_room, require_v
 from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, worst_of_layers
 from ingot.runtime.evaluation.scores import Scores
 from ingot.runtime.evaluation.windows import Windows, read_windows
-from ingot.runtime.loading.device import synchronize
 from ingot.runtime.loading.kv_options import KvUse
 from ingot.runtime.loading.load_report import LoadReport
 from ingot.runtime.loading.options import EXACT, Loading, LoadOptions, Measures, Protocol

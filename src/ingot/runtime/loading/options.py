@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ingot.artifacts.destination import CPU, DEVICE
 from ingot.core.options import about
 from ingot.errors import UsageError
 from ingot.runtime.loading.kv_options import kv_cache
@@ -22,8 +23,6 @@ COMPUTES = (EXACT, INT8)
 """How packed linear layers multiply: by inputs in full precision, or rounded to 8 bits (``spec/affine.md``)."""
 ARITHMETICS = ("llama.cpp", "mlx")
 """Programs whose rounding of inputs and results a decoded model can have (``spec/loading.md``)."""
-CPU: Final = "cpu"
-DEVICE = about("Compute on this device of torch: cpu, cuda, cuda:N, mps or xpu.", metavar="DEVICE")
 MAX_DRAFTED = 7
 """Maximum number of tokens per proposal: kernels of packed weights compute eight rows in 16 bits."""
 

@@ -16,11 +16,11 @@ from ingot.core.border import require
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.options import takes
+from ingot.core.runtime.device import resolve_device
 from ingot.core.runtime.memory import require_ram
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.stacks import STACK_SELECTORS, Dispatch, Flags, StackRequest
-from ingot.runtime.loading.device import resolve_device
 from ingot.runtime.loading.load_report import LoadReport, Meter
 from ingot.runtime.loading.model_source import ModelSource, resolve
 from ingot.runtime.loading.options import INT8, LoadOptions

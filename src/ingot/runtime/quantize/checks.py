@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from ingot.artifacts.destination import CPU
 from ingot.artifacts.open import find
 from ingot.core.registry import did_you_mean
+from ingot.core.runtime.device import resolve_device
 from ingot.errors import IngotError, UsageError
 from ingot.runtime.quantize.options import AUTO, MODES, QuantizeOptions, parse_time
 from ingot.runtimes.table import runtime_named
@@ -24,7 +26,7 @@ def check_options(options: QuantizeOptions) -> None:
     ------
     UsageError
         ``open.missing`` and the errors of ``find``; ``quantize.model``, ``quantize.option``, ``quantize.time``,
-        ``quantize.calibration``; ``runtime.unknown``; ``target.no-parent``, ``target.exists``.
+        ``quantize.calibration``, ``model.device``; ``runtime.unknown``; ``target.no-parent``, ``target.exists``.
     """
     model = Location.parse(options.model)
     find(model)
@@ -36,6 +38,8 @@ def check_options(options: QuantizeOptions) -> None:
     if len(names) > 1:
         raise UsageError(f"expected one of {' and '.join(names)}, found both", rule="quantize.option")
     _check_calibration(options)
+    if options.device != CPU:
+        resolve_device(options.device)
     if options.kl is not None:
         Location.parse(options.kl).find_file()
     _check_target(options)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ingot.artifacts.destination import MAX_RAM, OVERWRITE, PROGRESS, RESUME
+from ingot.artifacts.destination import CPU, MAX_RAM, OVERWRITE, PROGRESS, RESUME
 from ingot.core.options import about
 from ingot.errors import UsageError
 from ingot.stores.location import AnyPath
@@ -71,6 +71,13 @@ class QuantizeOptions:
             "With --calibration auto: the time that all may take, such as 30m or 2h; default: what it takes, asked for "
             "on a terminal if it is more than 10 minutes.",
             metavar="TIME",
+        ),
+    )
+    device: Any = field(
+        default=CPU,
+        metadata=about(
+            "Calibrate, round and measure --kl on this device of torch: cpu, cuda, cuda:N, mps or xpu.",
+            metavar="DEVICE",
         ),
     )
     group_size: int | None = field(

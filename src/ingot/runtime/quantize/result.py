@@ -155,7 +155,7 @@ def _kl(options: QuantizeOptions, report: ConvertReport) -> float | None:
             report.destination,
             options.kl,
             options.model,
-            replace(Protocol(), sequences=_WINDOWS),
+            replace(Protocol(), sequences=_WINDOWS, device=options.device),
             Loading(cache=False, max_ram=options.max_ram),
             replace(Measures(), resamples=0),
         )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ingot.artifacts.destination import CPU
 from ingot.artifacts.open import open_source
 from ingot.codecs.table import stored_exactly
 from ingot.conversion.block_types import with_model_rules
@@ -296,6 +297,7 @@ def _convert_options(
         recipe=recipe,
         format=chosen.container,
         max_ram=options.max_ram,
+        device=options.device if recipe.has_quantizer else CPU,
         resume=options.resume,
         overwrite=options.overwrite,
         allow_requantize=options.allow_requantize,

@@ -104,7 +104,9 @@ def _calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
     """Return the calibration of the model for a mode, which has not run yet."""
     from ingot.runtime.calibration.calibrate import ModelCalibration
 
-    settings = CalibrateOptions(options.model, "", max_ram=options.max_ram, progress=options.progress)
+    settings = CalibrateOptions(
+        options.model, "", max_ram=options.max_ram, progress=options.progress, device=options.device
+    )
     if mode != FULL:
         settings = replace(settings, text=BUILT_IN, fisher=False, largest=1 if mode == IMPORTANCE else None)
     return ModelCalibration(settings)

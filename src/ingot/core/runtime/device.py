@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from ingot.core.border import require
-from ingot.errors import UsageError
+from ingot.errors import ResourceError, UsageError
 
 # Types of devices of which torch counts the devices. torch has more types; packages of their own bring these.
 _COUNTED = ("cuda", "mps", "xpu")
@@ -52,6 +52,46 @@ def _device_error(torch: Any, problem: str) -> UsageError:
     devices = available_devices(torch)
     present = f"the only device here is {devices[0]}" if len(devices) == 1 else f"devices here: {', '.join(devices)}"
     return UsageError(f"{problem}; {present}", rule="model.device")
+
+
+def free_memory(torch: Any, device: Any) -> int | None:
+    """Return the bytes that are free on a device; None if torch does not count the device's memory."""
+    backend: Any = getattr(torch, device.type, None)
+    if device.type == "mps":
+        return int(backend.recommended_max_memory() - backend.current_allocated_memory())
+    measure = getattr(backend, "mem_get_info", None)
+    return None if measure is None else int(measure(device)[0])
+
+
+def release_cached(torch: Any, device: Any) -> None:
+    """Return memory that torch caches on a device, so that larger blocks of it are free."""
+    empty_cache = getattr(getattr(torch, device.type, None), "empty_cache", None)
+    if empty_cache is not None:
+        empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of torch means that a device has no memory for a tensor."""
+    return isinstance(error, RuntimeError) and "out of memory" in str(error)
+
+
+def no_device_memory(device: Any, error: BaseException) -> ResourceError:
+    """Return the error for a device without memory for the smallest block of work."""
+    first_line = next(iter(str(error).strip().splitlines()), "out of memory")
+    return ResourceError(
+        f"{device} has too little free memory, also for one window and one matrix at a time: {first_line:.200}; close "
+        "other programs on it, use a smaller --length, or --device cpu; --resume keeps what is finished",
+        rule="device.memory",
+    )
+
+
+def widest_float(torch: Any, device: Any) -> Any:
+    """Return f64 if the device has it, else f32."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError):
+        return torch.float32
+    return torch.float64
 
 
 def synchronize(torch: Any, device: Any) -> None:
