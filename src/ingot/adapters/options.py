@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ingot.artifacts.destination import OVERWRITE, PROGRESS
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.errors import UsageError
 from ingot.stores.location import AnyPath, Location
 
@@ -60,7 +60,7 @@ class AdapterConvertOptions:
     """The options of ``ingot.convert_adapter`` and of ``ingot adapter convert``."""
 
     adapter: AnyPath = field(metadata=about("A PEFT or MLX folder, or a GGUF adapter.", argument=True))
-    out: AnyPath = field(metadata=about("File x.gguf for llama.cpp, else a folder.", "--out", "-o"))
+    out: AnyPath = field(metadata=about("File x.gguf for llama.cpp, else a folder.", *OUTPUT, aliases=OUT))
     _: KW_ONLY
     base: AnyPath | None = field(
         default=None,
@@ -82,7 +82,7 @@ class AdapterExtractOptions:
 
     base: AnyPath = field(metadata=about("The base: a model folder or file.", argument=True))
     tuned: AnyPath = field(metadata=about("The fine-tune of the base, with the same names.", argument=True))
-    out: AnyPath = field(metadata=about("Folder of the adapter (PEFT).", "--out", "-o"))
+    out: AnyPath = field(metadata=about("Folder of the adapter (PEFT).", *OUTPUT, aliases=OUT))
     _: KW_ONLY
     rank: int | None = field(
         default=None, metadata=about("Rank of every matrix; 32 without --max-error and --size.", minimum=1)

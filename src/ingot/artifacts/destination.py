@@ -23,7 +23,7 @@ Digest = Literal["crc32c", "sha256"]
 
 LIMITS = "Limits and checks"
 
-MAX_RAM = about("Ceiling of anonymous memory, such as 2GiB.")
+MAX_RAM = about("Ceiling of anonymous memory, such as 2GiB.", size=True)
 DIGEST = about(
     "Digest written per part where the format has digests: crc32c, sha256 or none.",
     metavar="NAME",
@@ -33,6 +33,7 @@ MAX_DECOMPRESSED = about(
     "The most bytes that one compressed part of a file may become, such as 2GiB; default: INGOT_MAX_DECOMPRESSED.",
     metavar="SIZE",
     panel=LIMITS,
+    size=True,
 )
 CPU = "cpu"
 DEVICE = about("Compute on this device of torch: cpu, cuda, cuda:N, mps or xpu.", metavar="DEVICE")

@@ -90,7 +90,7 @@ def report(options: ReportOptions, quiet: Quiet = False, json: Json = False) -> 
     layer, values with the grid of their codes, and evaluations side by side.
     """
     if options.out is None and not json:
-        raise UsageError("expected the page to write (--out NAME.html), or --json, found neither", rule="report.page")
+        raise UsageError("expected the page to write (-o NAME.html), or --json, found neither", rule="report.page")
     from ingot.inspect.page.report import report as write_page
 
     with progress_bar("comparing", quiet=quiet or json) as progress:

@@ -14,7 +14,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 NONE = "none"
+_AS_OPTION = "__as_option"  # ends the name of the parameter for an argument that may also be an option
 _NOT_GIVEN = (None, ())  # values that the parser passes for options without a value
 
 
@@ -43,6 +44,8 @@ def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], cl
         names = {key: [item.name for item in _command_fields(struct)] for key, struct in structs.items()}
 
         def call(**values: Any) -> object:
+            for key in [key for key in values if key.endswith(_AS_OPTION)]:
+                _merge_argument(values, key, declared)
             arguments = {key: declared[key].convert(value) for key, value in values.items() if value not in _NOT_GIVEN}
             options = {
                 key: struct(**{item: arguments.pop(item) for item in names[key] if item in arguments})
@@ -56,6 +59,19 @@ def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], cl
     return decorate
 
 
+def _merge_argument(values: dict[str, Any], option_name: str, declared: Mapping[str, _Declaration]) -> None:
+    """Move the value of an option to the positional argument that it stands for; the user gives one of them."""
+    name = option_name.removesuffix(_AS_OPTION)
+    value = values.pop(option_name)
+    metavar = declared[name].parameter.make_metavar(click.get_current_context()).strip("[]")
+    flag = max(declared[option_name].parameter.opts, key=len)
+    if value is not None and values[name] is not None:
+        raise click.UsageError(f"{metavar} and {flag} name the same; give one of them")
+    values[name] = values[name] if value is None else value
+    if values[name] is None and declared[name].is_required:
+        raise click.UsageError(f"missing {metavar}: give it as an argument, or as {flag}")
+
+
 def option(struct: type[Any], name: str) -> About:
     """Return the ``About`` of a struct's field, to annotate a parameter that has the same meaning."""
     return about_of(next(item for item in fields(struct) if item.name == name))
@@ -67,6 +83,7 @@ class _Declaration:
 
     parameter: click.Parameter
     convert: Callable[[Any], Any]
+    is_required: bool = False
 
 
 def _declarations(
@@ -77,13 +94,27 @@ def _declarations(
         if item.name in structs:
             types = _field_types(structs[item.name])
             for field in _command_fields(structs[item.name]):
-                yield _declaration(field.name, types[field.name], _default(field), about_of(field))
+                yield from _declared(field.name, types[field.name], _default(field), about_of(field))
             continue
         hint = hints[item.name]
         about = About("")
         if typing.get_origin(hint) is Annotated:
             hint, about = typing.get_args(hint)[:2]
-        yield _declaration(item.name, hint, MISSING if item.default is item.empty else item.default, about)
+        yield from _declared(item.name, hint, MISSING if item.default is item.empty else item.default, about)
+
+
+def _declared(name: str, hint: Any, default: Any, about: About) -> Iterator[_Declaration]:
+    """Yield the declaration of a parameter, and a second one if it is an argument that may also be an option."""
+    if not (about.argument and about.flags):
+        yield _declaration(name, hint, default, about)
+        return
+    flags = ", ".join(sorted(about.flags, key=len))
+    help_text = f"{about.help.removesuffix('.')}; also {flags}."
+    as_argument = _declaration(name, hint, None, replace(about, flags=(), help=help_text))
+    yield replace(as_argument, is_required=default is MISSING)
+    as_option = _declaration(f"{name}{_AS_OPTION}", hint, None, replace(about, argument=False))
+    as_option.parameter.hidden = True  # type: ignore[attr-defined]
+    yield as_option
 
 
 class _OnlyPython:
@@ -134,7 +165,7 @@ def _declaration(name: str, hint: Any, default: Any, about: About) -> _Declarati
     if accepted is click.BOOL and not about.flags and default is not False:
         flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
     shown = flags[0].partition("/")[0].lstrip("-") if default is True else default
-    common |= {"panel": about.panel, "help": _help_text(about, shown)}
+    common |= {"panel": about.panel, "aliases": about.aliases, "help": _help_text(about, shown)}
     if default is not MISSING:
         common["default"] = None
     is_flag = True if accepted is click.BOOL else None

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, line, print_json, render, table
-from ingot.core.options import About
+from ingot.core.options import OUT, OUTPUT, About
 from ingot.errors import printable
 from ingot.reporting.report import size_text
 
 
 @declare("demo")
 def command(
-    out: Annotated[Path, About("Folder for the files; created if absent.", ("--out", "-o"))] = Path("ingot-demo"),
+    out: Annotated[Path, About("Folder for the files; created if absent.", OUTPUT, aliases=OUT)] = Path("ingot-demo"),
     json: Json = False,
 ) -> None:
     """Quantize a small real language model, show size, error and its text; then compare the preset recipes."""

@@ -17,7 +17,7 @@ EPILOG = (
     "  ingot extract model.squizd --draft eagle3.safetensors\n\n"
     "  ingot extract model.squizd --coreml\n\n"
     "  ingot extract model.squizd --coreml --cache ./packages --json\n\n"
-    "  ingot extract model.safetensors --layer model.layers.0.mlp.up_proj.weight --out up.mlpackage --opset iOS18\n\n"
+    "  ingot extract model.safetensors --layer model.layers.0.mlp.up_proj.weight -o up.mlpackage --opset iOS18\n\n"
     "  ingot extract ./model --model -o model.mlpackage --context 128"
 )
 
@@ -85,7 +85,7 @@ def _require_one_request(requests: _Requests, options: ModelOptions) -> None:
     if requests.model and (requests.draft or requests.coreml or requests.layer):
         raise UsageError("expected --model alone, found something else to extract too", rule="extract.nothing")
     if (requests.layer or requests.model) != bool(options.out):
-        raise UsageError("expected --layer NAME or --model, and --out X.mlpackage with it", rule="extract.nothing")
+        raise UsageError("expected --layer NAME or --model, and -o X.mlpackage with it", rule="extract.nothing")
     if not requests.model and (options.context, options.max_ram, options.resume) != (None, None, False):
         raise UsageError("expected --model with --context, --max-ram and --resume", rule="extract.nothing")
 

@@ -27,11 +27,27 @@ _ALL_REQUESTED = "ingot.help.all"
 
 
 class Option(click.Option):
-    """An option that may belong to a group of options."""
+    """An option that may belong to a group of options, and that may have names which the help does not list."""
 
-    def __init__(self, declarations: Sequence[str], panel: str | None = None, **attributes: Any) -> None:
-        super().__init__(declarations, **attributes)
+    def __init__(
+        self, declarations: Sequence[str], panel: str | None = None, aliases: Sequence[str] = (), **attributes: Any
+    ) -> None:
+        super().__init__([*declarations, *aliases], **attributes)
         self.panel = panel
+        self._listed = [name for name in self.opts if name not in aliases]
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the listed names and the description, for the help."""
+        names = self.opts
+        self.opts = self._listed
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the listed names, for an error message."""
+        return " / ".join(map(repr, self._listed))
 
 
 class Command(click.Command):

@@ -19,7 +19,7 @@ from ingot.artifacts.destination import (
     THREADS,
     Digest,
 )
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class MergeOptions:
             metavar="OPERAND",
         )
     )
-    out: AnyPath = field(metadata=about("File (its suffix is the format) or folder.", "--out", "-o"))
+    out: AnyPath = field(metadata=about("File (its suffix is the format) or folder.", *OUTPUT, aliases=OUT))
     _: KW_ONLY
     method: str | None = field(
         default=None,

@@ -22,7 +22,7 @@ from ingot.artifacts.destination import (
     Digest,
     about_engine,
 )
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class ConvertOptions:
     dst: AnyPath = field(
         metadata=about(
             "File (its suffix is the format) or folder.",
+            *OUTPUT,
+            aliases=OUT,
             argument=True,
             metavar="DST",
         )
@@ -90,6 +92,7 @@ class ConvertOptions:
         metadata=about(
             "Largest shard, such as 2GB; default in folders 5GB of safetensors, one file of GGUF.",
             "--max-shard-size",
+            size=True,
             panel=_TARGET,
         ),
     )
@@ -315,7 +318,7 @@ class ExecuteOptions:
 
     plan: AnyPath = field(metadata=about("Plan of `ingot convert --plan-out`.", argument=True))
     out: AnyPath | None = field(
-        default=None, metadata=about("Destination instead of the plan's, of the same format.", "--out", "-o")
+        default=None, metadata=about("Destination instead of the plan's, of the same format.", *OUTPUT, aliases=OUT)
     )
     _: KW_ONLY
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)

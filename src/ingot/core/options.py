@@ -9,15 +9,20 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ingot.core.border import bordered
+from ingot.core.option_calls import bind, check_value, keywords
 from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 
 _KEY = "ingot"
+OUTPUT = ("--output", "-o")
+"""The names of the option for the result, on every command that writes one."""
+OUT = ("--out",)
+"""Its alias."""
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -42,10 +47,14 @@ class About:
         The placeholder of the value in ``--help``.
     minimum : int or None
         The smallest allowed number; a smaller one is a ``UsageError``.
+    size : bool
+        Whether the value is a number of bytes, as a number or as text such as ``2GiB``.
+    aliases : tuple of str
+        Further names on the command line, which its help does not list.
     command : bool
         Whether the command line has the option.
     argument : bool
-        Whether the option is a positional argument of the command line.
+        Whether the option is a positional argument of the command line. With ``flags`` it is also an option.
     """
 
     help: str
@@ -53,6 +62,8 @@ class About:
     panel: str | None = None
     metavar: str | None = None
     minimum: int | None = None
+    size: bool = False
+    aliases: tuple[str, ...] = ()
     command: bool = True
     argument: bool = False
 
@@ -87,29 +98,27 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
     """Decorate a function of an options object so that it takes the object's fields as parameters.
 
     The parameters are added to the signature and to the docstring. The function still accepts the object itself. An
-    unknown option, or a number below the minimum, is a ``UsageError`` with the rule ``OPERATION.option``.
+    unknown or missing option, or a value that it does not allow, is a ``UsageError`` (``option_calls.bind``).
     """
     assert isinstance(struct, type)
     assert is_dataclass(struct)
 
     def decorate(function: Callable[[S], R]) -> Operation[P, S, R]:
-        names = [item.name for item in options_of(struct)]
+        fields_by_name = {item.name: (item, about_of(item)) for item in options_of(struct)}
 
         @bordered
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> R:
             if len(args) == 1 and not kwargs and isinstance(args[0], struct):
                 options: Any = args[0]
+                for name, described in fields_by_name.items():
+                    check_value(name, getattr(options, name), *described, operation)
             else:
-                for key in kwargs:
-                    if key not in names:
-                        message = f"unknown option {key!r} of {operation}{did_you_mean(key, names)}"
-                        raise UsageError(message, rule=f"{operation}.option")
-                options = struct(*args, **kwargs)
-            _check_minimums(options, operation)
+                options = bind(struct, fields_by_name, operation, function.__name__, args, kwargs)
             return function(cast("S", options))
 
         result = inspect.signature(function).return_annotation
+        call.__dict__["options"] = struct
         call.__dict__["__signature__"] = inspect.signature(struct).replace(return_annotation=result)
         call.__doc__ = _with_parameters(inspect.cleandoc(function.__doc__ or ""), struct)
         return cast("Operation[P, S, R]", call)
@@ -117,13 +126,27 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
     return decorate
 
 
-def _check_minimums(options: Any, operation: str) -> None:
-    for item in fields(options):
-        minimum = about_of(item).minimum
-        value = getattr(options, item.name)
-        if minimum is not None and isinstance(value, int) and value < minimum:
-            message = f"expected {item.name} of at least {minimum}, found {value}"
+def with_options(structs: tuple[Any, ...], options: Mapping[str, Any], operation: str) -> tuple[Any, ...]:
+    """Return several options objects with the options that a call gives as keywords; each object takes its own.
+
+    Raises ``UsageError`` ``OPERATION.option`` for an unknown option, and the errors of ``check_value``.
+    """
+    descriptions = [{item.name: (item, about_of(item)) for item in options_of(struct)} for struct in structs]
+    owners = {
+        keyword: (index, name)
+        for index, described in enumerate(descriptions)
+        for name, (_, about) in described.items()
+        for keyword in keywords(name, about)
+    }
+    values: list[dict[str, Any]] = [{} for _ in structs]
+    for keyword, value in options.items():
+        if keyword not in owners:
+            message = f"unknown option {keyword!r} of {operation}{did_you_mean(keyword, owners)}"
             raise UsageError(message, rule=f"{operation}.option")
+        index, name = owners[keyword]
+        check_value(name, value, *descriptions[index][name], operation)
+        values[index][name] = value
+    return tuple(replace(struct, **changes) for struct, changes in zip(structs, values, strict=True))
 
 
 def _with_parameters(doc: str, struct: type[Any]) -> str:

@@ -21,7 +21,7 @@ from ingot.artifacts.destination import (
     Digest,
     about_engine,
 )
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class DiffOptions:
         metadata=about("The weights that the fine-tune started from: file or folder.", argument=True)
     )
     finetuned: AnyPath | StateDict = field(metadata=about("The fine-tune, in any container and layout.", argument=True))
-    out: AnyPath = field(metadata=about("The delta: a name ending in .zt, .wdelta or .safetensors.", "--out", "-o"))
+    out: AnyPath = field(
+        metadata=about("The delta: a name ending in .zt, .wdelta or .safetensors.", *OUTPUT, aliases=OUT)
+    )
     strategy: str | None = field(
         default=None,
         metadata=about(
@@ -108,7 +110,7 @@ class PatchOptions:
         metadata=about("One delta, or several in the order in which they were made.", argument=True)
     )
     out: AnyPath = field(
-        metadata=about("File name with a format's suffix, or a folder (as the base's).", "--out", "-o")
+        metadata=about("File name with a format's suffix, or a folder (as the base's).", *OUTPUT, aliases=OUT)
     )
     _: KW_ONLY
     verify_base: bool = field(default=True, metadata=about("Check by hash that the base is the right one."))

@@ -10,14 +10,6 @@ from ingot.library import add, get, keep
 from ingot.library.add import Added
 from ingot.library.get import Got
 from ingot.library.keep import Collected, Holdings
-from ingot.library.options import (
-    AddOptions,
-    CheckOptions,
-    CollectOptions,
-    GetOptions,
-    ListOptions,
-    RemoveOptions,
-)
 from ingot.library.place import OpenLibrary
 from ingot.stores.location import AnyPath, Location
 
@@ -44,30 +36,30 @@ class Library:
 
     def add(self, src: AnyPath, name: str | None = None, **options: Any) -> Added:
         """Add a folder or file; ``ingot.library.add.add`` documents options, result and errors."""
-        return add.add(AddOptions(self.location, src, name, **options))
+        return add.add(self.location, src, name, **options)
 
     def get(self, name: str, dst: AnyPath, **options: Any) -> Got:
         """Write an artifact to a file or folder, bit for bit, or converted with ``format``."""
-        return get.get(GetOptions(self.location, name, dst, **options))
+        return get.get(self.location, name, dst, **options)
 
     def ls(self) -> Holdings:
         """Return the artifacts with their sizes."""
-        return keep.ls(ListOptions(self.location))
+        return keep.ls(self.location)
 
     def rm(self, name: str, **options: Any) -> None:
         """Remove an artifact from the list; ``gc`` then frees the objects that no other artifact needs.
 
         The base of adapters in the library is removed with ``force=True`` only.
         """
-        keep.rm(RemoveOptions(self.location, name, **options))
+        keep.rm(self.location, name, **options)
 
     def gc(self, **options: Any) -> Collected:
         """Delete objects that no artifact needs; ``dry_run=True`` only reports them."""
-        return keep.gc(CollectOptions(self.location, **options))
+        return keep.gc(self.location, **options)
 
     def verify(self, **options: Any) -> list[Finding]:
         """Check every object and manifest of the library; return the findings."""
-        return keep.verify(CheckOptions(self.location, **options))
+        return keep.verify(self.location, **options)
 
     @bordered
     def url_of(self, name: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.artifacts.destination import DROP, OVERWRITE, PROGRESS
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class GetOptions:
 
     library: AnyPath = field(metadata=_LIBRARY)
     name: str = field(metadata=_NAME)
-    dst: AnyPath = field(metadata=about("File or folder to write; a path or address.", argument=True))
+    dst: AnyPath = field(
+        metadata=about("File or folder to write; a path or address.", *OUTPUT, aliases=OUT, argument=True)
+    )
     _: KW_ONLY
     format: str | None = field(
         default=None,

@@ -18,7 +18,7 @@ from ingot.model.reading.limits import require_room
 from ingot.model.reading.ranges import remote_source
 from ingot.model.reading.slices import Index
 from ingot.model.stacks import Flags
-from ingot.model.tensor import Array, Tensor
+from ingot.model.tensor import Array, Tensor, framework_name
 from ingot.naming.names import layer_of, role_of
 
 # A name only: the module imports this package, and loads when it is first used.
@@ -241,6 +241,7 @@ class Checkpoint(Mapping[str, Tensor]):
         Parameters
         ----------
         framework : {"np", "pt", "mlx", "jax"}
+            ``numpy`` and ``torch`` are other names of ``np`` and ``pt``.
         dtype : optional
             The element type of all floating-point results; by default the element type of each tensor. Integer and
             boolean tensors keep their type.
@@ -259,6 +260,11 @@ class Checkpoint(Mapping[str, Tensor]):
         IntegrityError
             A digest differs. The digest of a full file (``.wdelta``) is checked only if all tensors are read.
         """
+        framework = framework_name(framework)
+        if isinstance(names, str):
+            raise UsageError(
+                f"expected names to be a list of tensor names, found the text {names!r}", rule="tensor.names"
+            )
         selected = list(self) if names is None else list(names)
         outputs = {} if out is None else out
         if outputs and framework != "np":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, ClassVar
@@ -12,10 +12,12 @@ import numpy as np
 
 from ingot.core.border import bordered
 from ingot.core.numeric.buffers import owns_memory
+from ingot.core.numeric.dtypes import DTYPES, numpy_dtype
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.registry import Registry
-from ingot.errors import UnsupportedError, UsageError
+from ingot.errors import MissingExtraError, UnsupportedError, UsageError
 from ingot.model.layouts.base import Layout
+from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.table import layout_of
 from ingot.model.part import Part, memory_part
 from ingot.model.reading.limits import require_in_proportion
@@ -24,6 +26,7 @@ from ingot.model.sparse import TO_SPARSE, SparseArrays
 from ingot.model.spec import PartSpec, TensorSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_DLPACK_CPU = (1, 0)  # kDLCPU, and the number of the device
 
 # Names only: these modules import this package, not the reverse, and load when they are first used.
 FRAMEWORKS: Registry[Callable[[Array, Any], Any]] = Registry(
@@ -35,12 +38,18 @@ FRAMEWORKS: Registry[Callable[[Array, Any], Any]] = Registry(
         ("jax", "ingot.runtime.arrays.jax:from_numpy"),
     ),
 )
+_FRAMEWORK_ALIASES = {"numpy": "np", "torch": "pt"}
 ON_DEVICE: Registry[Callable[[Tensor, Any, Any], Any]] = Registry(
     "framework", (("pt", "ingot.runtime.arrays.torch_device:decode_on_device"),)
 )
 """Functions that decode a packed tensor on the target device; None if it is decoded on the CPU and copied."""
 _CODECS: Registry[Any] = Registry("table", (("codecs", "ingot.codecs.table:CODECS"),))
 TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingot.runtime.arrays.torch:to_numpy"),))
+
+
+def framework_name(framework: str) -> str:
+    """Return the short name of a framework: ``np`` for numpy, ``pt`` for torch, other names unchanged."""
+    return _FRAMEWORK_ALIASES.get(framework, framework)
 
 
 class Decoder(ABC):
@@ -111,6 +120,11 @@ def require_output(out: Array, shape: tuple[int, ...], dtype: str, location: str
             rule="tensor.out",
             where=location,
         )
+
+
+def _is_float(target: np.dtype[Any]) -> bool:
+    """Return whether an element type of NumPy is a floating-point type of Ingot in the machine's byte order."""
+    return target.isnative and any(row.is_float and row.numpy == target.name for row in DTYPES.values())
 
 
 def array_part(array: Array) -> Part:
@@ -214,6 +228,11 @@ class Tensor:
     def size(self) -> int:
         """The number of elements."""
         return prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -320,6 +339,81 @@ class Tensor:
         reader = decoder.reader(replace(self, parts=parts))
         return read_selection(reader, selection, self.shape, self.dtype, elementwise=decoder.elementwise)
 
+    def __len__(self) -> int:
+        """Return the length of the first dimension. Raises ``TypeError`` for a tensor without dimensions."""
+        if not self.shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        """Return True for every tensor, also for one without elements."""
+        return True
+
+    def __iter__(self) -> Iterator[Array]:
+        """Iterate over the first dimension. All values are decoded once."""
+        if not self.shape:
+            raise TypeError("iteration over a tensor without dimensions")
+        return iter(self.numpy())
+
+    @bordered
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the decoded values for ``numpy.asarray`` and other functions of NumPy.
+
+        Between floating-point types, values are decoded as ``numpy(dtype)`` does; NumPy does all other casts.
+
+        Parameters
+        ----------
+        dtype : optional
+            The element type; by default the tensor's element type.
+        copy : bool, optional
+            True returns writable memory that is shared with no file and no other array. False raises ``ValueError``
+            if the values are not stored as they are in memory.
+        """
+        target = None if dtype is None else np.dtype(dtype)
+        if copy is False and not self._is_view_of_parts(target):
+            raise ValueError(f"{self.name}: decoding makes a new array; call with copy=None or copy=True")
+        row = DTYPES.get(self.dtype)
+        is_float_cast = target is not None and _is_float(target) and row is not None and row.is_float
+        decoded_dtype = target if is_float_cast else None
+        values = self.numpy(decoded_dtype, copy=bool(copy))
+        return values if target is None else values.astype(target, copy=False)
+
+    def _is_view_of_parts(self, target: np.dtype[Any] | None) -> bool:
+        """Return whether ``numpy`` returns the stored bytes as an array of ``target``, without a copy."""
+        row = DTYPES.get(self.dtype)
+        if self.codec != DenseLayout.codec or row is None or row.bits < 8:
+            return False
+        part = self.parts.get("data")
+        is_mapped = part is not None and part.encoding == "raw" and part.source.mapped
+        return is_mapped and (target is None or target == numpy_dtype(row.name))  # f64 equals None
+
+    @bordered
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return a DLPack capsule of the decoded values on the CPU, for ``from_dlpack`` and ``torch.as_tensor``.
+
+        The memory is writable, and changes to it affect neither the file nor other reads of this tensor. NumPy exports
+        its own element types, torch the others. The options are those of the array API standard.
+
+        Raises
+        ------
+        BufferError
+            The element type needs torch (bf16, 8-bit floats), which is not installed.
+        """
+        row = DTYPES.get(self.dtype)
+        if row is None or hasattr(np, row.numpy):
+            return self.private().numpy().__dlpack__(**options)
+        try:
+            values = self.torch()
+        except MissingExtraError as error:
+            raise BufferError(
+                f"{self.name}: DLPack capsules of {self.dtype} need torch; install it, or call numpy('f32')"
+            ) from error
+        return values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the device of the DLPack capsule: the CPU."""
+        return _DLPACK_CPU
+
     @bordered
     def torch(self, dtype: Any = None, device: Any = "cpu", *, copy: bool = False) -> Any:
         """Return the decoded values as a ``torch.Tensor``, writable.
@@ -334,10 +428,13 @@ class Tensor:
     def to(self, framework: str, dtype: Any = None, device: Any = None, *, copy: bool = False) -> Any:
         """Return the decoded values as an array of ``framework``: ``np``, ``pt``, ``mlx`` or ``jax``.
 
+        ``numpy`` and ``torch`` are other names of ``np`` and ``pt``.
+
         ``copy`` has the same meaning as in ``numpy``; without it only ``np`` may return a view of the file, which is
         read-only. With ``pt`` and a device other than the CPU, quantized matrices are copied packed and decoded on the
         device, to the same bits.
         """
+        framework = framework_name(framework)
         convert = FRAMEWORKS.get_or_refuse(framework)
         if device is not None and framework in ON_DEVICE:
             placed = ON_DEVICE[framework](self, dtype, device)

@@ -88,7 +88,7 @@ def test_what_may_have_been_meant(words: tuple[str, ...], meant: str, capsys: py
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("convert", "a"), "Missing argument 'DST'; see `ingot convert --help`"),
+        (("convert", "a"), "missing DST: give it as an argument, or as --output; see `ingot convert --help`"),
         (("patch", "a"), "Missing argument 'DELTAS...'; see `ingot patch --help`"),
         (("eval", "m"), "Missing option '--text'; see `ingot eval --help`"),
         (("convert", "a", "b", "--threads", "x"), "'--threads': 'x' is not a valid integer; see"),

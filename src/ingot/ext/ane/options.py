@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ class KernelOptions:
     name: str = field(
         metadata=about("Tensor, output channels first; without OUT a folder for all of them.", argument=True)
     )
-    out: AnyPath | None = field(default=None, metadata=about("File to write, usually .anek.", argument=True))
+    out: AnyPath | None = field(
+        default=None, metadata=about("File to write, usually .anek.", *OUTPUT, aliases=OUT, argument=True)
+    )
     chip: str = field(default="m1", metadata=about("Chip to pack for."))
     _: KW_ONLY
     bias: str | None = field(default=None, metadata=about("Tensor with a bias per output channel."))

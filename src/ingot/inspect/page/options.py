@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.artifacts.destination import MAX_DECOMPRESSED, OVERWRITE, PROGRESS
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class ReportOptions:
         metadata=about("Checkpoint made from A: a conversion, or a fine-tune.", argument=True, metavar="B"),
     )
     _: KW_ONLY
-    out: AnyPath | None = field(default=None, metadata=about("The page to write: NAME.html.", "--out", "-o"))
+    out: AnyPath | None = field(default=None, metadata=about("The page to write: NAME.html.", *OUTPUT, aliases=OUT))
     evaluations: Sequence[AnyPath] = field(
         default=(), metadata=about("Output of `ingot eval --json`; can be repeated.", "--eval", metavar="FILE")
     )

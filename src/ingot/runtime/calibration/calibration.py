@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ingot.artifacts.destination import CPU, DEVICE, MAX_RAM, OVERWRITE, PROGRESS, RESUME
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.core.runtime.memory import format_size
 from ingot.reporting.report import Bytes, Figure, Line, Report, figures_of
 from ingot.reporting.reportable import Reportable
@@ -68,7 +68,9 @@ class CalibrateOptions:
     model: AnyPath = field(
         metadata=about("Folder or file, with config.json in its folder.", argument=True, metavar="MODEL")
     )
-    out: AnyPath = field(metadata=about("The statistics file to write: X.safetensors.", "--out", "-o", metavar="FILE"))
+    out: AnyPath = field(
+        metadata=about("The statistics file to write: X.safetensors.", *OUTPUT, metavar="FILE", aliases=OUT)
+    )
     text: AnyPath | None = field(
         default=None,
         metadata=about(

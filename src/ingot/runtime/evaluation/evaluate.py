@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.core.border import bordered, require
+from ingot.core.options import with_options
 from ingot.core.runtime.device import synchronize
 from ingot.core.runtime.memory import peak_rss
 from ingot.core.runtime.progress import Progress
@@ -60,6 +61,7 @@ def evaluate(
     protocol: Protocol | None = None,
     loading: Loading | None = None,
     measures: Measures | None = None,
+    **options: Any,
 ) -> Evaluation:
     """Score ``text`` with a model, and compare its predictions with those of ``reference``.
 
@@ -75,11 +77,14 @@ def evaluate(
         Options of loading both models.
     measures : Measures, optional
         Measurements besides perplexity, KL and agreement, and the gate.
+    options
+        Fields of the three objects by name, such as ``sequences=16`` or ``keep_packed=True``.
 
     Raises
     ------
     UsageError
-        ``eval.text``: no UTF-8, or fewer tokens than a window; ``eval.window``; ``eval.vocabulary``: the reference has
+        ``eval.option``: an unknown option. ``eval.text``: no UTF-8, or fewer tokens than a
+        window; ``eval.window``; ``eval.vocabulary``: the reference has
         another vocabulary; ``eval.layers``: it has other layers; ``eval.reference``: a measurement needs a reference;
         ``eval.top-k``: larger than the vocabulary; ``eval.gate``: invalid, or needs a figure that is not measured;
         ``kv.evict``, ``kv.layers``: these measurements do not work with a packed KV cache; ``model.arithmetic``: a
@@ -88,9 +93,8 @@ def evaluate(
         The errors of ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
     """
     torch = require("torch", EXTRA)
-    protocol = protocol or Protocol()
-    loading = loading or Loading()
-    measures = measures or Measures()
+    structs = (protocol or Protocol(), loading or Loading(), measures or Measures())
+    protocol, loading, measures = with_options(structs, options, "eval")
     location = Location.parse(path)
     content = Location.parse(text)
     compared = None if reference is None else Location.parse(reference)

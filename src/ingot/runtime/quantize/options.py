@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ingot.artifacts.destination import CPU, MAX_RAM, OVERWRITE, PROGRESS, RESUME
-from ingot.core.options import about
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.errors import UsageError
 from ingot.stores.location import AnyPath
 
@@ -30,7 +30,7 @@ class QuantizeOptions:
     """A quantization: the model, the result, and the program that is to run it."""
 
     model: AnyPath = field(metadata=about("Folder or file in any format, or org/name.", argument=True, metavar="MODEL"))
-    out: AnyPath = field(metadata=about("The result: a folder, or a file such as model.gguf.", "--out", "-o"))
+    out: AnyPath = field(metadata=about("The result: a folder, or a file such as model.gguf.", *OUTPUT, aliases=OUT))
     _: KW_ONLY
     runtime: str | None = field(
         default=None,
