@@ -61,6 +61,7 @@ void bind_records(nb::module_& m);
 void bind_rounding(nb::module_& m);
 void bind_scaled(nb::module_& m);
 void bind_spans(nb::module_& m);
+void bind_symbols(nb::module_& m);
 void bind_table(nb::module_& m);
 void bind_tca_tbe(nb::module_& m);
 void bind_trellis(nb::module_& m);

@@ -26,6 +26,7 @@ NB_MODULE(_native, m) {
   bind_rounding(m);
   bind_scaled(m);
   bind_spans(m);
+  bind_symbols(m);
   bind_table(m);
   bind_tca_tbe(m);
   bind_trellis(m);

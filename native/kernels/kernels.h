@@ -15,6 +15,7 @@
 #include "core/rounding.h"
 #include "core/scaled.h"
 #include "core/stats.h"
+#include "core/symbols.h"
 #include "core/tca_tbe.h"
 #include "core/trellis.h"
 #include "core/wdelta.h"
@@ -57,6 +58,12 @@
   RecordsSeen gather_column(const std::uint8_t* records, std::size_t n, std::uint64_t key, int column, void* out,     \
                             Dtype type);                                                                              \
   void scaled_decode(const ScaledLayout& layout, const std::uint8_t* packed, std::size_t n, void* out, Dtype type);   \
+  void move_bits(const std::uint8_t* in, std::uint8_t* out, std::size_t records, const BitMove* moves,                \
+                 std::size_t count);                                                                                  \
+  std::size_t symbols_encode(const std::uint8_t* in, const SymbolShape& shape, std::uint8_t* out, std::size_t limit,  \
+                             std::uint8_t* scratch);                                                                  \
+  EntropyStatus symbols_decode(const std::uint8_t* data, std::size_t size, const SymbolShape& shape,                  \
+                               std::uint8_t* out, std::uint8_t* scratch);                                             \
   double pair_error(const void* reference, Dtype first, const void* other, Dtype second, std::size_t n);              \
   PairStats pair_stats(const void* reference, Dtype first, const void* other, Dtype second, std::size_t n);           \
   TcaSizes tca_tbe_encode(const std::uint16_t* in, std::size_t rows, std::size_t cols, int start,                     \

@@ -1,0 +1,264 @@
+// Codes bytes as symbols in contexts, and moves bit fields of records to and from the streams of symbols. The bytes to
+// decode are untrusted. spec/packed.md defines the layout.
+#include "core/symbols.h"
+
+#include "kernels/entropy_rans_read.h"
+#include "kernels/kernels.h"
+
+namespace ingot::INGOT_ISA {
+namespace {
+
+constexpr std::size_t kValues = 256, kHalves = 16;
+constexpr std::size_t kMoveTile = 8192;  // bytes of records that stay in the first-level cache
+
+using Frequencies = std::uint16_t[kValues];
+
+// Computes the frequencies of pairs from those of both halves, each with the sum 2^kRansBits: the product, rounded to
+// nearest and at least 1. Then values above half of the largest frequency are changed by one, in ascending order and
+// repeatedly, until the sum fits.
+void multiply(const std::uint16_t* low, const std::uint16_t* high, Frequencies& result) {
+  constexpr std::uint32_t half = 1u << (kRansBits - 1);
+  std::int32_t remaining = 1 << kRansBits;
+  for (std::size_t value = 0; value < kValues; ++value) {
+    const std::uint32_t product = std::uint32_t{high[value / kHalves]} * low[value % kHalves];
+    const std::uint32_t nearest = (product + half) >> kRansBits;
+    result[value] = static_cast<std::uint16_t>(product == 0 ? 0 : nearest == 0 ? 1 : nearest);
+    remaining -= result[value];
+  }
+  while (remaining != 0) {
+    std::uint32_t largest = 0;
+    for (const std::uint16_t freq : result) largest = freq > largest ? freq : largest;
+    const std::int32_t step = remaining < 0 ? -1 : 1;
+    for (std::size_t value = 0; value < kValues && remaining != 0; ++value) {
+      if (2u * result[value] <= largest) continue;
+      result[value] = static_cast<std::uint16_t>(result[value] + step);
+      remaining -= step;
+    }
+  }
+}
+
+void set_plan(const Frequencies& freq, AnsPlan& plan) {
+  for (std::size_t value = 0; value < kValues; ++value) plan.freq[value] = freq[value];
+  plan.first = 0;
+  while (!plan.freq[plan.first]) ++plan.first;
+  plan.last = kValues - 1;
+  while (!plan.freq[plan.last]) --plan.last;
+}
+
+struct Context {
+  std::uint32_t counts[kValues];
+  std::size_t symbols;
+};
+
+// Counts the symbols of every context.
+void count_symbols(const Byte* in, const SymbolShape& shape, Context* contexts) {
+  std::uint32_t more[3][kValues];  // neighbours are often equal: several counters avoid waiting for the previous increment
+  for (std::size_t context = 0; context < shape.context_count; ++context) {
+    std::memset(more, 0, sizeof more);
+    Context& result = contexts[context];
+    std::memset(result.counts, 0, sizeof result.counts);
+    std::size_t units = 0;
+    for (std::size_t u = 0; u < shape.units; ++u) {
+      if (shape.contexts && shape.contexts[u] != context) continue;
+      const Byte* const p = in + u * shape.unit;
+      std::size_t i = 0;
+      for (; i + 4 <= shape.unit; i += 4) {
+        ++result.counts[p[i]];
+        ++more[0][p[i + 1]];
+        ++more[1][p[i + 2]];
+        ++more[2][p[i + 3]];
+      }
+      for (; i < shape.unit; ++i) ++result.counts[p[i]];
+      ++units;
+    }
+    result.symbols = units * shape.unit;
+    for (std::size_t value = 0; value < kValues; ++value)
+      result.counts[value] += more[0][value] + more[1][value] + more[2][value];
+  }
+}
+
+// Writes the table of a context and stores its frequencies in `plan`; returns null if it would pass `end`.
+Byte* write_table(const Context& context, bool pairs, AnsPlan& plan, Byte* p, const Byte* end) {
+  if (!pairs) {
+    plan_ans<kRansBits>(context.counts, kValues, plan);
+    return static_cast<std::size_t>(end - p) < plan.table_bytes ? nullptr : write_frequencies(plan, p);
+  }
+  std::uint32_t halves[2][kHalves] = {};
+  for (std::size_t value = 0; value < kValues; ++value) {
+    halves[0][value % kHalves] += context.counts[value];
+    halves[1][value / kHalves] += context.counts[value];
+  }
+  std::uint16_t freq[2][kHalves];
+  for (std::size_t k = 0; k < 2; ++k) {
+    plan_ans<kRansBits>(halves[k], kHalves, plan);
+    if (static_cast<std::size_t>(end - p) < plan.table_bytes) return nullptr;
+    p = write_frequencies(plan, p);
+    std::memcpy(freq[k], plan.freq, sizeof freq[k]);
+  }
+  Frequencies both;
+  multiply(freq[0], freq[1], both);
+  set_plan(both, plan);
+  return p;
+}
+
+bool read_table(const Byte*& p, const Byte* end, bool pairs, Frequencies& freq) {
+  AnsFrequencies table;
+  if (!pairs) {
+    if (!read_frequencies<kRansBits>(p, end, kValues, table)) return false;
+    std::memcpy(freq, table.freq, sizeof freq);
+    return true;
+  }
+  std::uint16_t low[kHalves];
+  if (!read_frequencies<kRansBits>(p, end, kHalves, table)) return false;
+  std::memcpy(low, table.freq, sizeof low);
+  if (!read_frequencies<kRansBits>(p, end, kHalves, table)) return false;
+  multiply(low, table.freq, freq);
+  return true;
+}
+
+// Decodes the next `count` symbols with one table.
+bool read_run(RansStream& stream, const std::uint32_t* table, std::size_t count, Byte* out) {
+  alignas(64) std::uint16_t block[kSixBlock];
+  for (std::size_t start = 0; start < count; start += kSixBlock) {
+    const std::size_t n = min_of(kSixBlock, count - start);
+    if (!read_slots<kRansBits, false>(stream, table, nullptr, n, block)) return false;
+    for (std::size_t i = 0; i < n; ++i) out[start + i] = static_cast<Byte>(block[i]);
+  }
+  return true;
+}
+
+// Copies units from runs of the same context to their positions.
+template <std::size_t kUnit>
+void place_units(const Byte* in, const SymbolShape& shape, const std::size_t* starts, Byte* out) {
+  const std::size_t unit = kUnit ? kUnit : shape.unit;
+  const Byte* next[kContextsMost];
+  for (std::size_t context = 0; context < shape.context_count; ++context) next[context] = in + starts[context];
+  for (std::size_t u = 0; u < shape.units; ++u) {
+    const Byte*& from = next[shape.contexts[u]];
+    std::memcpy(out + u * unit, from, unit);
+    from += unit;
+  }
+}
+
+// The elements of a field in one record; with kCount 0 their number is `count`.
+template <std::size_t kCount>
+void move_field(const BitMove& move, const Byte* __restrict in, Byte* __restrict out, std::size_t records) {
+  const std::size_t n = kCount ? kCount : move.count;
+  const Byte* __restrict from = in + move.source;
+  Byte* __restrict to = out + move.target;
+  if (move.mask == 0xff) {
+    for (std::size_t r = 0; r < records; ++r, from += move.source_stride, to += move.target_stride) std::memcpy(to, from, n);
+    return;
+  }
+  const Byte mask = move.mask, down = move.source_shift, up = move.target_shift;
+  for (std::size_t r = 0; r < records; ++r, from += move.source_stride, to += move.target_stride)
+    for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<Byte>(to[i] | (from[i] >> down & mask) << up);
+}
+
+void move_single_bits(const BitMove& move, const Byte* __restrict in, Byte* __restrict out, std::size_t records) {
+  const Byte* __restrict from = in + move.source;
+  Byte* __restrict to = out + move.target;
+  for (std::size_t r = 0; r < records; ++r, from += move.source_stride, to += move.target_stride) {
+    if (move.bits == BitSide::source)
+      for (std::size_t i = 0; i < move.count; ++i)
+        to[i] = static_cast<Byte>(to[i] | (from[i / 8] >> (i % 8) & 1) << move.target_shift);
+    else
+      for (std::size_t i = 0; i < move.count; ++i)
+        to[i / 8] = static_cast<Byte>(to[i / 8] | (from[i] >> move.source_shift & 1) << (i % 8));
+  }
+}
+
+}  // namespace
+
+std::size_t symbols_encode(const std::uint8_t* in, const SymbolShape& shape, std::uint8_t* out, std::size_t limit,
+                           std::uint8_t* scratch) {
+  Context contexts[kContextsMost];
+  RansCoder<kRansBits, kContextsMost * kValues> coder;
+  count_symbols(in, shape, contexts);
+  Byte* p = out;
+  const Byte* const end = out + limit;
+  std::uint16_t* const symbols = reinterpret_cast<std::uint16_t*>(scratch);
+  std::uint16_t* next = symbols;
+  for (std::size_t context = 0; context < shape.context_count; ++context) {
+    if (!contexts[context].symbols) continue;
+    AnsPlan plan;
+    p = write_table(contexts[context], shape.pairs, plan, p, end);
+    if (!p) return 0;
+    const std::size_t index = context * kValues;
+    coder.fill(plan, index);
+    for (std::size_t u = 0; u < shape.units; ++u) {
+      if (shape.contexts && shape.contexts[u] != context) continue;
+      const Byte* const unit = in + u * shape.unit;
+      for (std::size_t i = 0; i < shape.unit; ++i) next[i] = static_cast<std::uint16_t>(index + unit[i]);
+      next += shape.unit;
+    }
+  }
+  p = write_rans(symbols, shape.size(), coder, scratch + 2 * shape.size(), p, end);
+  return p ? static_cast<std::size_t>(p - out) : 0;
+}
+
+EntropyStatus symbols_decode(const std::uint8_t* data, std::size_t size, const SymbolShape& shape, std::uint8_t* out,
+                             std::uint8_t* scratch) {
+  std::size_t counts[kContextsMost] = {}, starts[kContextsMost];
+  if (shape.contexts)
+    for (std::size_t u = 0; u < shape.units; ++u) counts[shape.contexts[u]] += shape.unit;
+  else
+    counts[0] = shape.size();
+  Frequencies freq[kContextsMost];
+  const Byte* p = data;
+  const Byte* const end = data + size;
+  for (std::size_t context = 0; context < shape.context_count; ++context)
+    if (counts[context] && !read_table(p, end, shape.pairs, freq[context])) return EntropyStatus::table;
+  RansStream stream;
+  if (!open_rans(p, end, shape.size(), stream) || p != end) return EntropyStatus::stream;
+  Byte* const symbols = shape.contexts ? scratch : out;
+  std::size_t start = 0;
+  for (std::size_t context = 0; context < shape.context_count; ++context) {
+    starts[context] = start;
+    if (!counts[context]) continue;
+    alignas(64) std::uint32_t table[1u << kRansBits];
+    AnsFrequencies from;
+    from.first = 0;
+    from.last = kValues - 1;
+    std::memcpy(from.freq, freq[context], sizeof freq[context]);
+    fill_slots<kRansBits>(from, table, [](std::size_t symbol) { return static_cast<std::uint32_t>(symbol); });
+    if (!read_run(stream, table, counts[context], symbols + start)) return EntropyStatus::stream;
+    start += counts[context];
+  }
+  if (!ended(stream)) return EntropyStatus::stream;
+  if (shape.contexts) {
+    if (shape.unit == 16)
+      place_units<16>(symbols, shape, starts, out);
+    else if (shape.unit == 32)
+      place_units<32>(symbols, shape, starts, out);
+    else
+      place_units<0>(symbols, shape, starts, out);
+  }
+  return EntropyStatus::ok;
+}
+
+void move_bits(const std::uint8_t* in, std::uint8_t* out, std::size_t records, const BitMove* moves, std::size_t count) {
+  std::size_t widest = 1;
+  for (const BitMove* move = moves; move < moves + count; ++move) widest = move->source_stride > widest ? move->source_stride : widest;
+  const std::size_t tile = kMoveTile / widest + 1;
+  for (std::size_t start = 0; start < records; start += tile) {
+    const std::size_t n = min_of(tile, records - start);
+    for (std::size_t k = 0; k < count; ++k) {
+      const BitMove& move = moves[k];
+      const Byte* const from = in + start * move.source_stride;
+      Byte* const to = out + start * move.target_stride;
+      if (move.bits != BitSide::none)
+        move_single_bits(move, from, to, n);
+      else if (move.count == 1)
+        move_field<1>(move, from, to, n);
+      else if (move.count == 16)
+        move_field<16>(move, from, to, n);
+      else if (move.count == 32)
+        move_field<32>(move, from, to, n);
+      else
+        move_field<0>(move, from, to, n);
+    }
+  }
+}
+
+}  // namespace ingot::INGOT_ISA
