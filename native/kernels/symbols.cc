@@ -45,48 +45,58 @@ void set_plan(const Frequencies& freq, AnsPlan& plan) {
   while (!plan.freq[plan.last]) --plan.last;
 }
 
-struct Context {
-  std::uint32_t counts[kValues];
-  std::size_t symbols;
-};
+// Counts n symbols. Neighbours are often equal: several counters avoid waiting for the previous increment.
+void count_symbols(const Byte* in, std::size_t n, std::uint32_t* counts) {
+  std::uint32_t counters[4][kValues] = {};
+  std::size_t i = 0;
+  for (; i + 4 <= n; i += 4)
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < 4; ++k) ++counters[k][in[i + k]];
+  for (; i < n; ++i) ++counters[0][in[i]];
+  for (std::size_t value = 0; value < kValues; ++value)
+    counts[value] = counters[0][value] + counters[1][value] + counters[2][value] + counters[3][value];
+}
 
-// Counts the symbols of every context.
-void count_symbols(const Byte* in, const SymbolShape& shape, Context* contexts) {
-  std::uint32_t more[3][kValues];  // neighbours are often equal: several counters avoid waiting for the previous increment
-  for (std::size_t context = 0; context < shape.context_count; ++context) {
-    std::memset(more, 0, sizeof more);
-    Context& result = contexts[context];
-    std::memset(result.counts, 0, sizeof result.counts);
-    std::size_t units = 0;
-    for (std::size_t u = 0; u < shape.units; ++u) {
-      if (shape.contexts && shape.contexts[u] != context) continue;
-      const Byte* const p = in + u * shape.unit;
-      std::size_t i = 0;
-      for (; i + 4 <= shape.unit; i += 4) {
-        ++result.counts[p[i]];
-        ++more[0][p[i + 1]];
-        ++more[1][p[i + 2]];
-        ++more[2][p[i + 3]];
-      }
-      for (; i < shape.unit; ++i) ++result.counts[p[i]];
-      ++units;
-    }
-    result.symbols = units * shape.unit;
-    for (std::size_t value = 0; value < kValues; ++value)
-      result.counts[value] += more[0][value] + more[1][value] + more[2][value];
+// Copies units between their positions in `placed` and runs of the same context, which begin at `runs + starts[context]`.
+template <std::size_t kUnit, bool kGather>
+void sort_units(const SymbolShape& shape, const std::size_t* starts, Byte* placed, Byte* runs) {
+  const std::size_t unit = kUnit ? kUnit : shape.unit;
+  Byte* next[kContextsMost];
+  for (std::size_t context = 0; context < shape.context_count; ++context) next[context] = runs + starts[context];
+  for (std::size_t u = 0; u < shape.units; ++u, placed += unit) {
+    Byte*& run = next[shape.contexts[u]];
+    std::memcpy(kGather ? run : placed, kGather ? placed : run, unit);
+    run += unit;
   }
 }
 
+template <bool kGather>
+void sort_units(const SymbolShape& shape, const std::size_t* starts, Byte* placed, Byte* runs) {
+  if (shape.unit == 1) return sort_units<1, kGather>(shape, starts, placed, runs);
+  if (shape.unit == 16) return sort_units<16, kGather>(shape, starts, placed, runs);
+  return shape.unit == 32 ? sort_units<32, kGather>(shape, starts, placed, runs) : sort_units<0, kGather>(shape, starts, placed, runs);
+}
+
+// Sets the number of symbols of every context, and the first symbol of each if they are sorted by context.
+void count_contexts(const SymbolShape& shape, std::size_t* symbols, std::size_t* starts) {
+  for (std::size_t context = 0; context < kContextsMost; ++context) symbols[context] = 0;
+  if (shape.contexts)
+    for (std::size_t u = 0; u < shape.units; ++u) symbols[shape.contexts[u]] += shape.unit;
+  else
+    symbols[0] = shape.size();
+  for (std::size_t context = 0, start = 0; context < kContextsMost; start += symbols[context++]) starts[context] = start;
+}
+
 // Writes the table of a context and stores its frequencies in `plan`; returns null if it would pass `end`.
-Byte* write_table(const Context& context, bool pairs, AnsPlan& plan, Byte* p, const Byte* end) {
+Byte* write_table(const std::uint32_t* counts, bool pairs, AnsPlan& plan, Byte* p, const Byte* end) {
   if (!pairs) {
-    plan_ans<kRansBits>(context.counts, kValues, plan);
+    plan_ans<kRansBits>(counts, kValues, plan);
     return static_cast<std::size_t>(end - p) < plan.table_bytes ? nullptr : write_frequencies(plan, p);
   }
   std::uint32_t halves[2][kHalves] = {};
   for (std::size_t value = 0; value < kValues; ++value) {
-    halves[0][value % kHalves] += context.counts[value];
-    halves[1][value / kHalves] += context.counts[value];
+    halves[0][value % kHalves] += counts[value];
+    halves[1][value / kHalves] += counts[value];
   }
   std::uint16_t freq[2][kHalves];
   for (std::size_t k = 0; k < 2; ++k) {
@@ -127,19 +137,6 @@ bool read_run(RansStream& stream, const std::uint32_t* table, std::size_t count,
   return true;
 }
 
-// Copies units from runs of the same context to their positions.
-template <std::size_t kUnit>
-void place_units(const Byte* in, const SymbolShape& shape, const std::size_t* starts, Byte* out) {
-  const std::size_t unit = kUnit ? kUnit : shape.unit;
-  const Byte* next[kContextsMost];
-  for (std::size_t context = 0; context < shape.context_count; ++context) next[context] = in + starts[context];
-  for (std::size_t u = 0; u < shape.units; ++u) {
-    const Byte*& from = next[shape.contexts[u]];
-    std::memcpy(out + u * unit, from, unit);
-    from += unit;
-  }
-}
-
 // The elements of a field in one record; with kCount 0 their number is `count`.
 template <std::size_t kCount>
 void move_field(const BitMove& move, const Byte* __restrict in, Byte* __restrict out, std::size_t records) {
@@ -172,38 +169,39 @@ void move_single_bits(const BitMove& move, const Byte* __restrict in, Byte* __re
 
 std::size_t symbols_encode(const std::uint8_t* in, const SymbolShape& shape, std::uint8_t* out, std::size_t limit,
                            std::uint8_t* scratch) {
-  Context contexts[kContextsMost];
+  const std::size_t size = shape.size();
+  std::size_t counts[kContextsMost], starts[kContextsMost];
+  count_contexts(shape, counts, starts);
+  std::uint16_t* const symbols = reinterpret_cast<std::uint16_t*>(scratch);
+  Byte* const room = scratch + 2 * size;
+  const Byte* sorted = in;
+  if (shape.contexts) {
+    sort_units<true>(shape, starts, const_cast<Byte*>(in), room);  // reads from `in` only
+    sorted = room;
+  }
   RansCoder<kRansBits, kContextsMost * kValues> coder;
-  count_symbols(in, shape, contexts);
   Byte* p = out;
   const Byte* const end = out + limit;
-  std::uint16_t* const symbols = reinterpret_cast<std::uint16_t*>(scratch);
-  std::uint16_t* next = symbols;
   for (std::size_t context = 0; context < shape.context_count; ++context) {
-    if (!contexts[context].symbols) continue;
+    if (!counts[context]) continue;
+    const Byte* const run = sorted + starts[context];
+    std::uint32_t values[kValues];
+    count_symbols(run, counts[context], values);
     AnsPlan plan;
-    p = write_table(contexts[context], shape.pairs, plan, p, end);
+    p = write_table(values, shape.pairs, plan, p, end);
     if (!p) return 0;
-    const std::size_t index = context * kValues;
-    coder.fill(plan, index);
-    for (std::size_t u = 0; u < shape.units; ++u) {
-      if (shape.contexts && shape.contexts[u] != context) continue;
-      const Byte* const unit = in + u * shape.unit;
-      for (std::size_t i = 0; i < shape.unit; ++i) next[i] = static_cast<std::uint16_t>(index + unit[i]);
-      next += shape.unit;
-    }
+    coder.fill(plan, context * kValues);
+    std::uint16_t* __restrict const to = symbols + starts[context];
+    for (std::size_t i = 0; i < counts[context]; ++i) to[i] = static_cast<std::uint16_t>(context * kValues + run[i]);
   }
-  p = write_rans(symbols, shape.size(), coder, scratch + 2 * shape.size(), p, end);
+  p = write_rans(symbols, size, coder, room, p, end);
   return p ? static_cast<std::size_t>(p - out) : 0;
 }
 
 EntropyStatus symbols_decode(const std::uint8_t* data, std::size_t size, const SymbolShape& shape, std::uint8_t* out,
                              std::uint8_t* scratch) {
-  std::size_t counts[kContextsMost] = {}, starts[kContextsMost];
-  if (shape.contexts)
-    for (std::size_t u = 0; u < shape.units; ++u) counts[shape.contexts[u]] += shape.unit;
-  else
-    counts[0] = shape.size();
+  std::size_t counts[kContextsMost], starts[kContextsMost];
+  count_contexts(shape, counts, starts);
   Frequencies freq[kContextsMost];
   const Byte* p = data;
   const Byte* const end = data + size;
@@ -212,9 +210,7 @@ EntropyStatus symbols_decode(const std::uint8_t* data, std::size_t size, const S
   RansStream stream;
   if (!open_rans(p, end, shape.size(), stream) || p != end) return EntropyStatus::stream;
   Byte* const symbols = shape.contexts ? scratch : out;
-  std::size_t start = 0;
   for (std::size_t context = 0; context < shape.context_count; ++context) {
-    starts[context] = start;
     if (!counts[context]) continue;
     alignas(64) std::uint32_t table[1u << kRansBits];
     AnsFrequencies from;
@@ -222,18 +218,10 @@ EntropyStatus symbols_decode(const std::uint8_t* data, std::size_t size, const S
     from.last = kValues - 1;
     std::memcpy(from.freq, freq[context], sizeof freq[context]);
     fill_slots<kRansBits>(from, table, [](std::size_t symbol) { return static_cast<std::uint32_t>(symbol); });
-    if (!read_run(stream, table, counts[context], symbols + start)) return EntropyStatus::stream;
-    start += counts[context];
+    if (!read_run(stream, table, counts[context], symbols + starts[context])) return EntropyStatus::stream;
   }
   if (!ended(stream)) return EntropyStatus::stream;
-  if (shape.contexts) {
-    if (shape.unit == 16)
-      place_units<16>(symbols, shape, starts, out);
-    else if (shape.unit == 32)
-      place_units<32>(symbols, shape, starts, out);
-    else
-      place_units<0>(symbols, shape, starts, out);
-  }
+  if (shape.contexts) sort_units<false>(shape, starts, out, symbols);
   return EntropyStatus::ok;
 }
 

@@ -15,10 +15,10 @@ import numpy as np
 from ingot.codecs.base import Encoder, empty
 from ingot.codecs.resolve_range import resolve_range
 from ingot.codecs.table import CODECS
-from ingot.core.bytes import encodings
 from ingot.core.numeric.dtypes import DTYPES, FLOATS, from_file, numpy_dtype
 from ingot.core.numeric.stats import measure
 from ingot.engine.chunks import leading_rows
+from ingot.engine.frames import part_encoder
 from ingot.errors import CodecError, IngotError, UnsupportedError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import PartSpec, TensorSpec
@@ -173,7 +173,7 @@ class _Trials:
         if encoded is None:
             return None
         scale = candidate.share * self._tensor.size / max(self._rows().size, 1)
-        return sum(_part_size(part, encoded.get(part.role), scale) for part in parts)
+        return sum(_part_size(candidate.spec, part, encoded.get(part.role), scale) for part in parts)
 
     def snr_db(self, candidate: Candidate) -> float | None:
         """Return the signal-to-noise ratio over the sample; infinite if exact, None if the codec refuses the values."""
@@ -204,19 +204,23 @@ class _Trials:
         return self._sample
 
 
-def _part_size(part: PartSpec, sample: Array | None, scale: float) -> float:
+def _part_size(spec: TensorSpec, part: PartSpec, sample: Array | None, scale: float) -> float:
     """Return the bytes of a part, extrapolated by ``scale`` from the same part of the encoded sample."""
     if part.length is not None or sample is None:
         return float(part.at_most)
     if part.encoding == "raw":
         return sample.nbytes * scale
     data = sample.reshape(-1).view(np.uint8) if sample.size else np.empty(0, np.uint8)
-    packed = sum(
-        len(encodings.compress_frame(data[start : start + encodings.FRAME].data))
-        for start in range(0, max(data.nbytes, 1), encodings.FRAME)
-    )
+    size = compressed_size(spec, part, data)
     length = part.uncompressed_length or 0
-    return float(packed) if length == data.nbytes else packed * length / max(data.nbytes, 1)
+    return float(size) if length == data.nbytes else size * length / max(data.nbytes, 1)
+
+
+def compressed_size(spec: TensorSpec, part: PartSpec, data: Array) -> int:
+    """Return the bytes of ``data`` (u8) in the encoding of a part."""
+    encoder = part_encoder(spec, part)
+    contents = (data[start : start + encoder.content] for start in range(0, max(data.nbytes, 1), encoder.content))
+    return sum(len(encoder.add(encoder.encode(content.tobytes())())) for content in contents) + len(encoder.index())
 
 
 def sample_of(tensor: Tensor, max_elements: int = SAMPLE) -> Array:

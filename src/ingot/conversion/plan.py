@@ -24,6 +24,7 @@ from ingot.conversion.encoding import (
     unused_settings,
 )
 from ingot.conversion.like_stored import choice_like
+from ingot.conversion.packed_encoding import plan_packed
 from ingot.conversion.packed_layers import unify_merged_layers
 from ingot.conversion.placement import KEEP, error_at_tensor, plan_exact, plan_unchanged, why_not_exact
 from ingot.core.numeric.dtypes import DTYPES
@@ -286,6 +287,8 @@ def _plan_measured(item: _Unmeasured, format: Format, inputs: EncodingInputs) ->
     tensor = item.tensor
     rule = item.rule
     measured = item.measured
+    if measured.packed and (packed_step := plan_packed(tensor, format, rule)) is not None:
+        return packed_step
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         return plan_encoding_or_keep(tensor, format, rule, measured.candidates[0], inputs)
     options: list[tuple[Choice | None, Step]] = []

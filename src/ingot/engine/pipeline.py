@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, Full, Queue
 from typing import Any, Protocol
 
-from ingot.core.bytes import encodings
 from ingot.core.numeric.buffers import recycling
 from ingot.core.numeric.dtypes import file_bytes
 from ingot.core.numeric.stats import ErrorStats
 from ingot.core.runtime.parallel import CancelToken, Workers, inherit_token
+from ingot.engine.frames import PartEncoder, part_encoder
 from ingot.engine.hashing import HashFactories
 from ingot.engine.work import ChunkPlan, ChunkTask, EncodedChunk, Step, StepRun
 from ingot.model.bytesource import Buffer
@@ -55,55 +55,53 @@ class TensorSink:
         self._writer = writer
         self._pool = pool
         self._limit = pending
-        self._frames: deque[tuple[str, Future[bytes], int]] = deque()
-        encoded = {part.role: part.encoding for part in spec.parts if part.encoding != "raw"} if compress else {}
-        self._cutters = {role: bytearray() for role in encoded}
-        self._tables: dict[str, list[tuple[int, int]]] = {
-            role: [] for role, encoding in encoded.items() if encoding == encodings.SEEKABLE
+        self._frames: deque[tuple[str, Future[bytes]]] = deque()
+        self._encoders: dict[str, PartEncoder] = {
+            part.role: part_encoder(spec, part) for part in spec.parts if compress and part.encoding != "raw"
         }
+        self._buffers = {role: bytearray() for role in self._encoders}
         writer.begin(spec)
 
     def write(self, parts: Mapping[str, Any]) -> None:
         """Write the next bytes of each part."""
         for role, array in parts.items():
             data = array if isinstance(array, memoryview) else file_bytes(array)
-            if role in self._cutters:
+            if role in self._encoders:
                 self._cut(role, data)
             elif data.nbytes:
                 self._writer.write(role, data)
 
     def close(self) -> dict[str, Any]:
         """Write the remaining bytes and end the tensor; return the writer's record of the tensor."""
-        for role, buffered in self._cutters.items():
+        for role, buffered in self._buffers.items():
             if buffered:
                 self._submit(role, bytes(buffered))
         self._drain(0)
-        for role, frames in self._tables.items():
-            self._writer.write(role, encodings.seek_table(frames))
+        for role, encoder in self._encoders.items():
+            index = encoder.index()
+            if index:
+                self._writer.write(role, index)
         return self._writer.end()
 
     def _cut(self, role: str, data: memoryview) -> None:
-        buffered = self._cutters[role]
+        buffered = self._buffers[role]
+        size = self._encoders[role].content
         position = 0
-        while len(buffered) + data.nbytes - position >= encodings.FRAME:
-            stop = position + encodings.FRAME - len(buffered)
+        while len(buffered) + data.nbytes - position >= size:
+            stop = position + size - len(buffered)
             self._submit(role, bytes(buffered) + bytes(data[position:stop]) if buffered else bytes(data[position:stop]))
             buffered.clear()
             position = stop
         buffered += data[position:]
 
-    def _submit(self, role: str, frame: bytes) -> None:
+    def _submit(self, role: str, content: bytes) -> None:
         self._drain(self._limit - 1)
-        compress = encodings.seekable_frame if role in self._tables else encodings.compress_frame
-        self._frames.append((role, self._pool.submit(compress, frame), len(frame)))
+        self._frames.append((role, self._pool.submit(self._encoders[role].encode(content))))
 
     def _drain(self, max_frames: int) -> None:
         while len(self._frames) > max_frames:
-            role, compressed, size = self._frames.popleft()
-            frame = compressed.result()
-            if role in self._tables:
-                self._tables[role].append((len(frame), size))
-            self._writer.write(role, frame)
+            role, frame = self._frames.popleft()
+            self._writer.write(role, self._encoders[role].add(frame.result()))
 
 
 HashSelector = Callable[[Step], HashFactories]

@@ -494,8 +494,12 @@ def knows_size(format: Format, specs: Sequence[TensorSpec]) -> bool:
 
 
 def encoding_in(format: Format, encoding: str) -> str:
-    """Return the encoding in which a format writes a part: the preferred compression, or ``raw`` without one."""
-    return format.traits.encodings[0] if encoding != RAW and format.traits.encodings else encoding
+    """Return the encoding in which a format writes a part that a recipe wants in ``encoding``.
+
+    It is the format's preferred compression if the format does not support ``encoding``, or ``raw`` without one.
+    """
+    supported = format.traits.encodings
+    return encoding if encoding == RAW or not supported or encoding in supported else supported[0]
 
 
 def encoding_variants(format: Format, spec: TensorSpec) -> Iterator[TensorSpec]:

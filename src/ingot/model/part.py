@@ -13,6 +13,8 @@ import numpy as np
 
 from ingot.core.bytes import checksums, encodings
 from ingot.core.bytes.chunk_digests import ChunkDigests, ChunkedHasher, single_chunk
+from ingot.core.bytes.packed import PACKED
+from ingot.core.bytes.record_layout import RULE as PACKED_RULE
 from ingot.core.numeric.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
 from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IntegrityError
@@ -48,7 +50,7 @@ class Part:
     type : str or None
         Logical type; None if it equals ``dtype``. Ingot may not support it.
     encoding : str
-        ``raw``, ``zstd`` or ``zt.zstd-seekable/1``.
+        ``raw``, ``zstd``, ``zt.zstd-seekable/1`` or ``ingot.packed/1``.
     uncompressed_length : int or None
         Bytes after decoding; None for ``raw``.
     digest : str or None
@@ -150,7 +152,11 @@ class Part:
                 f"expected a range in {self.nbytes} bytes, found {start}+{out.nbytes}",
                 where=self.where,
             )
-        if self.encoding != "raw":
+        if self.encoding in encodings.IN_FRAMES:
+            reader = self.reader()
+            reader.skip(start)
+            reader.readinto(out)
+        elif self.encoding != "raw":
             out[:] = self.view()[start : start + out.nbytes]
         elif out.nbytes == self.length:
             reader = self.reader()
@@ -368,10 +374,14 @@ class PartReader:
         # Chunks of a remote source are checked one by one, so that a damaged chunk can be read again.
         provable = part.provable() if part.by_chunks or (is_remote(part.source) and not chunks) else None
         self._stored = StoredReader(part, chunks=chunks) if provable is None else ChunkReader(part, provable)
-        self._decoder: encodings.ZstdReader | encodings.SeekableReader | None = None
+        self._decoder: encodings.ZstdReader | encodings.FramesReader | None = None
         if part.encoding == encodings.SEEKABLE:
             self._decoder = encodings.SeekableReader(
                 self._stored_bytes, part.length, part.nbytes, "part.zstd", part.where
+            )
+        elif part.encoding == PACKED:
+            self._decoder = encodings.PackedReader(
+                self._stored_bytes, part.length, part.nbytes, PACKED_RULE, part.where
             )
         elif part.encoding != "raw":
             encodings.require(part.encoding, part.where)
@@ -393,7 +403,7 @@ class PartReader:
             self._stored.skip(count)
             return
         self._hasher = None
-        if isinstance(self._decoder, encodings.SeekableReader):
+        if isinstance(self._decoder, encodings.FramesReader):
             self._decoder.skip(count)
             return
         scratch = np.empty(min(count, CHUNK), np.uint8).data
@@ -408,7 +418,7 @@ class PartReader:
             checksums.check(
                 self._digest, self._hasher.text(), "part.digest-mismatch", self._part.where, subject="the decoded bytes"
             )
-        if not isinstance(self._decoder, encodings.SeekableReader):  # it reads single frames and checks each of them
+        if not isinstance(self._decoder, encodings.FramesReader):  # it reads single frames and checks each of them
             self._stored.finish()
 
     def _stored_bytes(self, offset: int, length: int) -> memoryview:

@@ -111,6 +111,9 @@ class Measured:
         In order of preference. A candidate that the tensor or the target does not allow is left out.
     min_snr_db : float or None
         In decibels; only with ``accurate``.
+    packed : bool
+        Whether a tensor that is stored quantized stays what it is, with parts in encoding ``ingot.packed/1`` where that
+        is smaller; only with ``smallest``.
 
     Raises
     ------
@@ -121,6 +124,7 @@ class Measured:
     pick: str
     candidates: tuple[Choice, ...]
     min_snr_db: float | None = None
+    packed: bool = False
 
     def __post_init__(self) -> None:
         if self.pick not in PICKS:
@@ -133,6 +137,8 @@ class Measured:
             )
         if self.pick == ACCURATE and (self.min_snr_db is None or not isfinite(self.min_snr_db)):
             raise _pick_error('a finite min_snr_db with pick = "accurate"', self.min_snr_db)
+        if self.packed and self.pick != SMALLEST:
+            raise _pick_error('pick = "smallest" with packed = true', self.pick)
         if self.pick == SMALLEST and self.min_snr_db is not None:
             raise _pick_error('no min_snr_db with pick = "smallest"', self.min_snr_db)
 

@@ -111,7 +111,7 @@ _MAX_FILE_BYTES = 1 << 20
 _MAX_OPTION_DEPTH = 4  # a codec within a codec, with a list among its options, has depth 2
 _ROOT_KEYS = ("name", "description", "rotate", "activations", "runs_in", "mixture", "quantizer", "rules")
 _CODEC_KEYS = ("codec", "options", "encoding", "quantizer")
-_MEASURED_KEYS = ("pick", "min_snr_db", "candidates")
+_MEASURED_KEYS = ("pick", "min_snr_db", "candidates", "packed")
 _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
 
 
@@ -307,7 +307,10 @@ def _measured(table: Mapping[str, Any], location: str) -> Measured:
         raise _mistyped("a list of tables", items, f"{location}.candidates")
     snr = _number(table["min_snr_db"], f"{location}.min_snr_db") if "min_snr_db" in table else None
     candidates = [_candidate(item, f"{location}.candidates[{index}]") for index, item in enumerate(items)]
-    return Measured(_text(table.get("pick", ""), f"{location}.pick"), tuple(candidates), snr)
+    packed = table.get("packed", False)
+    if not isinstance(packed, bool):
+        raise _mistyped("true or false", packed, f"{location}.packed")
+    return Measured(_text(table.get("pick", ""), f"{location}.pick"), tuple(candidates), snr, packed)
 
 
 def _candidate(table: Mapping[str, Any], location: str) -> Choice:

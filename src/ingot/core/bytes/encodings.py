@@ -6,17 +6,22 @@ and the output does not depend on the sizes of the input buffers.
 
 ``zt.zstd-seekable/1`` is the encoding of zTensor's container version 2: frames of equal content with a checksum each,
 followed by a seek table (zTensor's profile of zstd's seekable format 0.1.0, ``contrib/seekable_format``).
+
+``ingot.packed/1`` is Ingot's entropy coding of packed integers and blocks, in frames too (``core.bytes.packed``).
 """
 
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from struct import pack, unpack
 from typing import Any, Protocol
 
 import numpy as np
 
+from ingot.core.bytes import packed
+from ingot.core.bytes.packed import PACKED
 from ingot.errors import FormatError, UnsupportedError
 
 if sys.version_info >= (3, 14):
@@ -29,10 +34,13 @@ LEVEL = 3
 # A frame that claims a larger window would make the decoder allocate it; zstd itself writes at most 2**27 without
 # --ultra.
 _MAX_WINDOW_LOG = 27
-ENCODINGS = ("raw", "zstd")
+ENCODINGS = ("raw", "zstd", PACKED)
+"""Encodings of parts in a ``.zt``."""
 SEEKABLE = "zt.zstd-seekable/1"
-ENCODED = ("zstd", SEEKABLE)
+ENCODED = ("zstd", SEEKABLE, PACKED)
 """Encodings that can be decoded."""
+IN_FRAMES = (SEEKABLE, PACKED)
+"""Encodings of which a range can be decoded alone; every frame has a checksum."""
 SEEKABLE_LEAST = 17
 """Bytes of a seek table without a frame: a skippable frame's header and the table's end."""
 MAX_FRAME = 16 << 20
@@ -69,11 +77,13 @@ def seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
 def bound(size: int, encoding: str = "zstd") -> int:
     """Return the largest possible size of ``size`` bytes after compression in frames of ``FRAME`` bytes.
 
-    For the encoding ``zt.zstd-seekable/1`` this includes the seek table.
+    For the encoding ``zt.zstd-seekable/1`` this includes the seek table, for ``ingot.packed/1`` the index.
 
     RFC 8878 section 3.1.1: a frame's header has at most 18 bytes with its magic number, and an incompressible block is
     stored raw after 3 bytes; zstd writes blocks of up to 128 KiB.
     """
+    if encoding == PACKED:
+        return packed.bound(size)
     # empty input is one empty frame
     frames = max(1, -(-size // FRAME))
     blocks = -(-size // (128 << 10))
@@ -87,10 +97,10 @@ class ReadsAt(Protocol):
     def __call__(self, offset: int, length: int, /) -> Buffer: ...
 
 
-class SeekableReader:
-    """Decodes a seekable stream frame by frame; skipped frames are not decoded.
+class FramesReader(ABC):
+    """Decodes a stream of frames of equal content, whose sizes are in a table; skipped frames are not decoded.
 
-    It needs the memory of one frame and of the seek table, whose size is bounded by the size of the stream.
+    It needs the memory of one frame and of the table, whose size is bounded by the size of the stream.
 
     Parameters
     ----------
@@ -108,17 +118,66 @@ class SeekableReader:
         self._read = read
         self._rule = rule
         self._location = location
-        self._sizes = self._table(length, expected)
-        self._starts = np.cumsum(self._sizes[:, 0]) - self._sizes[:, 0]
-        self._content = max(1, int(self._sizes[0, 1])) if len(self._sizes) else 1
         self._expected = expected
         self._position = 0
         self._cached: tuple[int, memoryview] | None = None
+        sizes = self._open(length)
+        self._starts = np.concatenate([[0], np.cumsum(sizes[:, 0])])
+        self._content = max(1, int(sizes[0, 1])) if len(sizes) else 1
+
+    @abstractmethod
+    def _open(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Read the table; return the stored and the decoded bytes of every frame. Only the last may be smaller."""
+
+    @abstractmethod
+    def _decode(self, index: int, data: Buffer, out: memoryview) -> None:
+        """Decode a frame into ``out`` and check it."""
 
     def _refuse(self, message: str) -> FormatError:
         return FormatError(self._rule, message, where=self._location)
 
-    def _table(self, length: int, expected: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def readinto(self, out: memoryview) -> None:
+        """Fill ``out`` completely with the next decoded bytes."""
+        if self._position + out.nbytes > self._expected:
+            raise self._refuse(f"expected {self._expected} decoded bytes, found a read past them")
+        while out.nbytes:
+            index, within = divmod(self._position, self._content)
+            size = min(self._content, self._expected - index * self._content)
+            if not within and out.nbytes >= size:
+                self._decode(index, self._stored(index), out[:size])
+                count = size
+            else:
+                frame = self._frame(index, size)[within : within + out.nbytes]
+                count = frame.nbytes
+                out[:count] = frame
+            self._position += count
+            out = out[count:]
+
+    def skip(self, count: int) -> None:
+        """Skip the next ``count`` decoded bytes."""
+        self._position += count
+
+    def finish(self) -> None:
+        """Raise ``FormatError`` unless all expected bytes were decoded."""
+        if self._position != self._expected:
+            raise self._refuse(f"expected {self._expected} decoded bytes, found {self._position}")
+
+    def _stored(self, index: int) -> Buffer:
+        start = int(self._starts[index])
+        return self._read(start, int(self._starts[index + 1]) - start)
+
+    def _frame(self, index: int, size: int) -> memoryview:
+        if self._cached is None or self._cached[0] != index:
+            out = np.empty(size, np.uint8).data
+            self._decode(index, self._stored(index), out)
+            self._cached = index, out
+        return self._cached[1]
+
+
+class SeekableReader(FramesReader):
+    """A reader of the encoding ``zt.zstd-seekable/1``."""
+
+    def _open(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         if length < SEEKABLE_LEAST:
             raise self._refuse(f"expected a seek table of at least {SEEKABLE_LEAST} bytes, found {length}")
         count, descriptor, magic = unpack("<IBI", self._read(length - 9, 9))
@@ -130,41 +189,19 @@ class SeekableReader:
             raise self._refuse(f"the seek table of {count} frames has no valid header")
         columns = np.frombuffer(self._read(start + 8, count * width), "<u4").reshape(count, width // 4)
         sizes = columns[:, :2].astype(np.int64)
-        if int(sizes[:, 0].sum()) != start or int(sizes[:, 1].sum()) != expected:
-            raise self._refuse(f"the sizes in the seek table do not add up to {start} bytes with {expected} decoded")
+        if int(sizes[:, 0].sum()) != start or int(sizes[:, 1].sum()) != self._expected:
+            raise self._refuse(
+                f"the sizes in the seek table do not add up to {start} bytes with {self._expected} decoded"
+            )
         if count and (int(sizes[:, 1].max()) > MAX_FRAME or bool((sizes[:-1, 1] != sizes[0, 1]).any())):
             raise self._refuse(f"expected frames with equal content sizes of at most {MAX_FRAME} bytes")
         if count > 1 and not 0 < int(sizes[-1, 1]) <= int(sizes[0, 1]):
             raise self._refuse("expected a last frame that is not empty, and not larger than the others")
         return sizes
 
-    def readinto(self, out: memoryview) -> None:
-        """Fill ``out`` completely with the next decoded bytes."""
-        if self._position + out.nbytes > self._expected:
-            raise self._refuse(f"expected {self._expected} decoded bytes, found a read past them")
-        while out.nbytes:
-            index, within = divmod(self._position, self._content)
-            frame = self._frame(index)[within : within + out.nbytes]
-            out[: frame.nbytes] = frame
-            self._position += frame.nbytes
-            out = out[frame.nbytes :]
-
-    def skip(self, count: int) -> None:
-        """Skip the next ``count`` decoded bytes."""
-        self._position += count
-
-    def finish(self) -> None:
-        """Raise ``FormatError`` unless all expected bytes were decoded."""
-        if self._position != self._expected:
-            raise self._refuse(f"expected {self._expected} decoded bytes, found {self._position}")
-
-    def _frame(self, index: int) -> memoryview:
-        if self._cached is None or self._cached[0] != index:
-            data = self._read(int(self._starts[index]), int(self._sizes[index, 0]))
-            self._cached = index, memoryview(self._decoded(bytes(data), int(self._sizes[index, 1])))
-        return self._cached[1]
-
-    def _decoded(self, data: bytes, size: int) -> bytes:
+    def _decode(self, index: int, data: Buffer, out: memoryview) -> None:
+        data = bytes(data)
+        size = out.nbytes
         try:
             declared = zstd.get_frame_info(data).decompressed_size
             if not data[4] & _FRAME_HAS_CHECKSUM or declared not in (size, None):
@@ -175,7 +212,20 @@ class SeekableReader:
             raise self._refuse(f"not a valid zstd frame: {error}") from error
         if len(content) != size or not decoder.eof or decoder.unused_data:
             raise self._refuse(f"expected one frame of {size} bytes, found {len(content)} or more bytes around its end")
-        return content
+        out[:] = content
+
+
+class PackedReader(FramesReader):
+    """A reader of the encoding ``ingot.packed/1``; every frame is compared with its checksum."""
+
+    def _open(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        self._index = packed.read_index(self._read, length, self._expected, self._location)
+        sizes = np.full((len(self._index.sizes), 2), self._index.content, np.int64)
+        sizes[:, 0] = self._index.sizes
+        return sizes
+
+    def _decode(self, index: int, data: Buffer, out: memoryview) -> None:
+        packed.decode_checked(self._index, index, data, np.frombuffer(out, np.uint8), self._location)
 
 
 def _decoder() -> zstd.ZstdDecompressor:

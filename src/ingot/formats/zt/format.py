@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ingot.core.bytes.packed import PACKED
 from ingot.formats.base import Catalog, FormatTraits, WriteOptions
 from ingot.formats.shared.single import SingleFile
 from ingot.formats.zt.manifest import MAGIC, MAGIC_V0, MAGIC_V2
@@ -21,7 +22,7 @@ class ZtFormat(SingleFile):
     summary = "zTensor 1.2: all codecs, zstd, digests, one file"
     traits = FormatTraits(
         digests=True,
-        encodings=("zstd",),
+        encodings=("zstd", PACKED),
         containers={"1": "zt", "2": "zt2"},
         keeps_attributes=True,
         carries_receipt=True,

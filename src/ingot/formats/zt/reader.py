@@ -6,7 +6,6 @@ import struct
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from ingot.core.bytes.encodings import ENCODINGS
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.parsing import manifest_digest
 from ingot.core.runtime.memory import gc_paused
@@ -200,12 +199,15 @@ def tensors_of(
     return LazyMap(objects, build_tensor) if simple is None else simple.lazy(objects, build_tensor)
 
 
+_DEFINED = ("raw", "zstd")
+
+
 def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:
     """Yield a note (rule and message) on each encoding of parts that the zTensor document does not define."""
     if columns is not None:
-        unknown = unknown_texts(columns.parts.encoding, ENCODINGS)
+        unknown = unknown_texts(columns.parts.encoding, _DEFINED)
     else:
-        unknown = _unknown((part.encoding for part in _parts(manifest)), ENCODINGS)
+        unknown = _unknown((part.encoding for part in _parts(manifest)), _DEFINED)
     for text, count in unknown:
         yield "zt.encoding-unknown", f"{count} parts have an unknown encoding: {text[:80]!r}"
 

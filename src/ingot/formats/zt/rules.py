@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ingot.core.bytes import checksums
+from ingot.core.bytes import checksums, packed
 from ingot.core.bytes.chunk_digests import ChunkDigests, read_chunks
+from ingot.core.bytes.packed import PACKED
 from ingot.core.numeric.dtypes import DTYPES, MAX_RANK, STORAGE_DTYPES, element_count
 from ingot.core.parsing.columns import Array
 from ingot.errors import FormatError
@@ -102,7 +103,7 @@ def check_part(file: str, name: str, role: str, part: Component) -> int | None:
     ------
     FormatError
         ``zt.dtype-unknown``, ``zt.type-storage``, ``zt.uncompressed-length``, ``zt.uncompressed-length-missing``,
-        ``zt.zstd-ratio``, ``zt.part-size``, ``zt.digest-syntax``, ``zt.chunk-digests``.
+        ``zt.zstd-ratio``, ``zt.packed-ratio``, ``zt.part-size``, ``zt.digest-syntax``, ``zt.chunk-digests``.
     """
 
     def refuse(rule: str, message: str) -> NoReturn:
@@ -139,6 +140,14 @@ def _check_encoding(part: Component, refuse: Refuse) -> None:
         return
     if decoded is not None and decoded > MAX_DECODED:
         refuse("zt.uncompressed-length", f"expected at most {MAX_DECODED} bytes, found {decoded}")
+    if part.encoding == PACKED:
+        if decoded is None:
+            refuse("zt.uncompressed-length-missing", f"expected uncompressed_length with encoding {PACKED}")
+        if decoded > part.length * packed.MAX_RATIO:
+            refuse(
+                "zt.packed-ratio",
+                f"expected at most {packed.MAX_RATIO} bytes for each stored byte, found {decoded} in {part.length}",
+            )
     if part.encoding != "zstd":
         return
     if decoded is None:
