@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ingot import torch as torch
     from ingot import views
     from ingot.adapters.convert import convert_adapter as convert_adapter
+    from ingot.archives.archive import archive as archive
+    from ingot.archives.restore import restore as restore
     from ingot.artifacts.open import open as open
     from ingot.artifacts.save import save as save
     from ingot.conversion.execute_plan import execute as execute
@@ -50,6 +52,7 @@ _NAMES = {
     "Library": "ingot.library.library",
     "Tensor": "ingot.model.tensor",
     "apply_delta": "ingot.delta.apply",
+    "archive": "ingot.archives.archive",
     "calibrate": "ingot.runtime.calibration.calibrate",
     "compare": "ingot.inspect.compare",
     "convert": "ingot.conversion.run",
@@ -66,6 +69,7 @@ _NAMES = {
     "plan": "ingot.ext.ane.plan",
     "quantize": "ingot.runtime.quantize.run",
     "report": "ingot.inspect.page.report",
+    "restore": "ingot.archives.restore",
     "revert": "ingot.delta.apply",
     "save": "ingot.artifacts.save",
     "seal": "ingot.inspect.seal",
@@ -79,6 +83,7 @@ __all__ = [
     "Library",
     "Tensor",
     "apply_delta",
+    "archive",
     "calibrate",
     "compare",
     "convert",
@@ -97,6 +102,7 @@ __all__ = [
     "plan",
     "quantize",
     "report",
+    "restore",
     "revert",
     "save",
     "seal",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from ingot.artifacts.archive_store import SCHEME as ARCHIVE
+from ingot.artifacts.archive_store import ArchiveStore, archive_store, is_archive, open_archive
 from ingot.artifacts.companions import Companions, find_companions
 from ingot.artifacts.unsupported_packers import Packer, packer_of_config, packer_of_tensors
 from ingot.codecs.table import CODECS
@@ -30,6 +32,7 @@ from ingot.naming.config import CONFIG
 from ingot.stores.location import AnyPath, Location
 from ingot.stores.scheme import STORES
 
+STORES.add(ARCHIVE, "ingot.artifacts.archive_store:ArchiveScheme")
 STORES.add("library", "ingot.library.place:LibraryScheme")  # registered here because it needs formats and codecs
 
 
@@ -271,18 +274,33 @@ def _open_again(
 def find(location: Location, io: str = "auto") -> tuple[Store, str]:
     """Return the store that contains an artifact, and the artifact's name there, which is empty for a folder.
 
-    Opens no file. Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of the store.
+    For an archive, they are the files in it and, if it is no folder, its only file. Otherwise no file is opened.
+
+    Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of the store.
     """
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
     if not location.user_text:  # an unset variable of a shell, not the current folder
         raise missing_error(location)
     try:
-        return location.find_model(io)
+        store, name = location.find_model(io)
     except UsageError as error:
         if error.rule in ("store.missing", "store.scheme"):
             raise missing_error(location, error) from None
         raise
+    return _find_archived(store, name) if name else (store, name)
+
+
+def _find_archived(store: Store, name: str) -> tuple[Store, str]:
+    """Return the files of the archive ``name`` as a store, and the only file if the archive is no folder.
+
+    If the file is no archive, or if it is damaged, return the arguments: opening the file raises the precise error.
+    """
+    try:
+        opened = open_archive(store, name)
+    except IngotError:
+        return store, name
+    return (store, name) if opened is None else (opened[1], opened[1].only_file)
 
 
 def address_of(location: Location) -> str:
@@ -349,7 +367,13 @@ def open_source_in_store(
             return open_source_in_store(
                 inner, "", verify=verify, max_decompressed=max_decompressed, requested_io=requested_io
             )
+        if isinstance(store, ArchiveStore) and (error.rule or "").startswith("detect."):
+            error.message += f"; to open a folder or file of the archive, name it: {ARCHIVE}:ARCHIVE!NAME"
         raise _located(explain(error, store), location) from None
+    if is_archive(catalog):
+        return _open_archived(
+            catalog, store, entry, verify=verify, max_decompressed=max_decompressed, requested_io=requested_io
+        )
     source = Source(
         location, store, name, format, entry, catalog, _io_of(catalog), verify, requested_io, max_decompressed
     )
@@ -359,6 +383,17 @@ def open_source_in_store(
         source.close()
         raise
     return source
+
+
+def _open_archived(catalog: Catalog, store: Store, entry: str, **options: Any) -> Source:
+    """Open the model in the archive ``entry``, without restoring its files; ``options`` are those of ``open``."""
+    try:
+        inner = archive_store(catalog, store, entry)
+        return open_source_in_store(inner, inner.only_file, **options)
+    except BaseException:
+        for opened in catalog.sources:
+            opened.close()
+        raise
 
 
 def _fallback_folder(store: Store) -> Store | None:

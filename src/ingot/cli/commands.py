@@ -54,6 +54,8 @@ _GROUPS = {
         ("merge", "convert:merge", "Merge LoRA adapters into their base, tensor by tensor"),
         ("adapter", "adapter", "Convert LoRA adapters, or extract one from a fine-tune"),
         ("store", "store", "Keep many models in a library, each tensor once"),
+        ("archive", "archive", "Archive a model's files in one .zt, byte for byte"),
+        ("restore", "archive:restore", "Restore the files of an archive"),
     ),
     "Run": (
         ("generate", "generate", "Continue a prompt, and show time and memory"),
@@ -69,7 +71,11 @@ _GROUPS = {
 }
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
-SHARED_LINES = {("kernel", "lut"): "Pack weights or build activation tables for the ANE"}
+SHARED_LINES = {
+    ("kernel", "lut"): "Pack weights or build activation tables for the ANE",
+    ("archive", "restore"): "Put files in one .zt; restore them byte for byte",
+    ("formats", "codecs"): "List formats, or codecs, and which carries which",
+}
 """Commands that share a line of ``ingot --help``, which fits one screen, and the text of that line."""
 COMMANDS = Commands(
     "command",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 
+from ingot.artifacts.archive_read import problems
+from ingot.artifacts.archive_store import ArchiveStore
 from ingot.artifacts.attachments import check_package
 from ingot.artifacts.destination import is_distributed
 from ingot.artifacts.draft_head import check_head_or_none
-from ingot.artifacts.open import Source, open_source
+from ingot.artifacts.open import Source, find, open_source
 from ingot.artifacts.remarks import remarks
 from ingot.codecs.sparse.blocks import ID as PRUNED
 from ingot.codecs.sparse.blocks import stored_matrix
@@ -80,18 +82,38 @@ def verify(options: VerifyOptions) -> list[Finding]:
         for item in repair(location, Location.parse(options.origin)):
             message = f"replaced {item.chunks} of its chunks, which differed from the seal"
             repaired.append(Finding("note", "seal.repaired", item.file, message))
+    archived = _archive_findings(location, options)
+    if any(item.level == "error" for item in archived):
+        return archived
     try:
         source = open_source(location, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
         return [finding_of(error, location.display)]
+    except UsageError as error:
+        if not archived or not (error.rule or "").startswith("detect."):
+            raise
+        return archived  # the archive contains files that are no model, or several models
     try:
         check = _tensor_checker(options, location, source)
         findings = examine(source, options.strict, options.progress, check)
         loadable = [] if profile is None else runtime_findings(profile, source)
         adapted = adapter_findings(source, options.base)
-        return sorted([*findings, *loadable, *adapted, *repaired], key=lambda item: item.level != "error")
+        return sorted([*findings, *loadable, *adapted, *repaired, *archived], key=lambda item: item.level != "error")
     finally:
         source.close()
+
+
+def _archive_findings(location: Location, options: VerifyOptions) -> list[Finding]:
+    """Restore all files of an archive in memory; return an error for each that differs. Empty if it is no archive."""
+    store, _ = find(location, options.io)
+    if not isinstance(store, ArchiveStore):
+        return []
+    progress = Progress(store.layout.size, options.progress)
+    findings = [finding_of(error, location.display) for error in problems(store, progress)]
+    if not findings:
+        message = f"all {len(store.layout.files)} files can be restored and have the SHA-256 of the originals"
+        findings.append(Finding("note", "archive.whole", location.display, message))
+    return findings
 
 
 def _tensor_checker(options: VerifyOptions, location: Location, source: Source) -> CheckTensors:
@@ -151,13 +173,18 @@ def examine(
     if source.catalog.check_whole is not None:
         message = "one digest covers the file: reading a single tensor does not check it"
         findings.append(Finding("note", "format.whole-digest", path, message))
-    elif not source.format.traits.digests and not (sealed and len(sealed) == len(source.catalog.headers)):
+    elif not (source.format.traits.digests or isinstance(source.store, ArchiveStore) or _is_sealed(source, sealed)):
         message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
         findings.append(Finding("note", "format.no-digests", path, message))
     findings += [Finding("note", rule, path, message) for rule, message in shown]
     _, fault = receipt_of(source)
     findings += [] if fault is None else [Finding("note", fault[0], path, fault[1])]
     return sorted(findings, key=lambda item: item.level != "error")
+
+
+def _is_sealed(source: Source, sealed: Sequence[Finding | None]) -> bool:
+    """Return whether all files of the artifact have a seal, whose findings are ``sealed``."""
+    return bool(sealed) and len(sealed) == len(source.catalog.headers)
 
 
 def _check_tensors(source: Source, progress: ProgressCallback | None, check: CheckTensors) -> Iterator[Finding]:

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
 
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import IngotError
 from ingot.formats.base import Format
 from ingot.formats.detect import detect_file, detect_folder, listing
 from ingot.formats.shared.foreign import HEAD
+from ingot.formats.torch.inert_pickle import Name, Record, Reference
+from ingot.formats.torch.saved_tensors import SavedFile
 from ingot.library.encode import element_type
 from ingot.library.manifest import INLINE
 from ingot.library.tree import files_in
 from ingot.model.bytesource import ByteSource
-from ingot.model.layouts.dense import DenseLayout
+from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.store import CachedStore, Listing, Store
 from ingot.model.tensor import Tensor
 
 BLOCK = 16 << 20
 """Size in bytes of the blocks between tensors."""
 
-_IGNORED = (".git", ".cache", ".huggingface")
+IGNORED = (".git", ".cache", ".huggingface")
+"""Folders of git and of download tools, which are not part of an artifact."""
 _PARTIAL = ".ingot-partial"
+_SAVED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of bytes in a file, and the tensor part that it contains; ``tensor`` is empty for other bytes."""
+    """A range of bytes in a file, and the tensor part that it contains; ``tensor`` is empty for other bytes.
+
+    ``stored`` is the tensor if the range is its only part.
+    """
 
     start: int
     size: int
@@ -35,6 +44,7 @@ class Segment:
     part: str = ""
     dtype: str = "u8"
     shape: tuple[int, ...] = ()
+    stored: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -42,16 +52,16 @@ class Segment:
         return self.tensor, self.part, self.dtype, self.size
 
 
-def files_of(store: Store) -> Iterator[str]:
+def files_of(store: Store, *, outside: bool = False) -> Iterator[str]:
     """Yield the files of an artifact's folder, at any depth. Raises the errors of ``files_in``.
 
-    Hidden files are included, because some formats have sentinels. Folders of git and of download tools, files of
-    interrupted runs of Ingot, and links out of the folder are not.
+    Hidden files are included, because some formats have sentinels. Folders of git and of download tools, and files of
+    interrupted runs of Ingot are not. Links out of the folder are included if ``outside`` is set.
     """
 
     def belongs(listing: Listing, name: str) -> bool:
-        is_left = name in listing.folders and (name in _IGNORED or name.endswith(_PARTIAL))
-        return not is_left and name not in listing.outside
+        is_left = name in listing.folders and (name in IGNORED or name.endswith(_PARTIAL))
+        return not is_left and (outside or name not in listing.outside)
 
     return files_in(store, "", belongs)
 
@@ -76,6 +86,9 @@ def _locate(store: Store, name: str, by_file: Mapping[str, list[Segment]]) -> No
 
     If ``name`` is empty, the folder is opened. Does nothing if it is no checkpoint.
     """
+    if name and name.lower().endswith(_SAVED):
+        by_file[name].extend(_saved_by_torch(store, name))
+        return
     opened = _Opened(store)
     empty = {file for file in by_file if not by_file[file]}
     try:
@@ -90,12 +103,58 @@ def _locate(store: Store, name: str, by_file: Mapping[str, list[Segment]]) -> No
             for role in tensor.parts:
                 file = opened.name_of(tensor.parts[role].source)
                 if file in empty:
-                    by_file[file].append(_segment(tensor, role))
+                    segment = _segment(tensor, role)
+                    if len(tensor.parts) == 1 and tensor.parts[role].encoding == "raw":
+                        segment = replace(segment, stored=tensor)
+                    by_file[file].append(segment)
     except IngotError:
         return
     finally:
         for source in catalog.sources:
             source.close()
+
+
+def _saved_by_torch(store: Store, name: str) -> list[Segment]:
+    """Return the tensors in a file of ``torch.save``, at any depth of dicts and lists; none in files of other programs.
+
+    Training states are included. No class of the pickle is imported.
+    """
+    source = store.open(name)
+    segments = []
+    try:
+        file = SavedFile(source, name)
+        for path, value in _values(file.content):
+            tensor = file.tensor(value, path)
+            if tensor is not None and tensor.is_contiguous:
+                size = prod(tensor.shape) * tensor.itemsize
+                dtype = element_type(tensor.dtype.name)
+                shape = tensor.shape if dtype == tensor.dtype.name else (size,)
+                start = tensor.start + tensor.first * tensor.itemsize
+                segments.append(Segment(start, size, path or name, DATA, dtype, shape))
+    except IngotError:
+        return segments  # the file is of another program, or damaged
+    finally:
+        source.close()
+    return segments
+
+
+def _values(content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested dicts, lists and states of objects, with the keys that lead to them."""
+    waiting = [("", content)]
+    seen = set[int]()
+    while waiting:
+        path, value = waiting.pop()
+        items: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, dict):
+            items = value.items()
+        elif isinstance(value, list | tuple) and not isinstance(value, Name | Reference):
+            items = enumerate(value)
+        elif isinstance(value, Record):
+            yield path, value
+            items = [*value.items, *enumerate(value.elements), *([("", value.state)] if value.state else [])]
+        if id(value) not in seen:
+            seen.add(id(value))  # a pickle may contain a container that contains itself
+            waiting += reversed([(".".join(filter(None, (path, str(key)[:200]))), item) for key, item in items])
 
 
 def _detected(store: Store, name: str) -> tuple[Format, str]:

@@ -31,6 +31,12 @@ def test_help_fits_the_terminal(path: tuple[str, ...], monkeypatch: pytest.Monke
     assert not [line for line in lines if line.count("<") != line.count(">") or line.count("[") != line.count("]")]
 
 
+def names_in(line: str) -> list[str]:
+    """Return the names of the commands in a line of the list; the text after them begins with a capital letter."""
+    match = re.match(r"[a-z0-9, -]*", line[8:])
+    return match[0].replace(",", "").split() if match else []
+
+
 def test_every_command_is_listed_on_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = CliRunner().invoke(app, ["--help"]).stdout.splitlines()
@@ -38,7 +44,7 @@ def test_every_command_is_listed_on_a_screen(monkeypatch: pytest.MonkeyPatch) ->
     assert set(GROUP_OF) == set(app.commands)
     groups = [line[:8].strip() for line in lines]
     for name, group in GROUP_OF.items():
-        row = next(index for index, line in enumerate(lines) if name in line[8:20].replace(",", "").split())
+        row = next(index for index, line in enumerate(lines) if name in names_in(line))
         assert next(filter(None, reversed(groups[: row + 1]))) == group
     options = groups.index("Options")
     context = click.Context(app, info_name="ingot")

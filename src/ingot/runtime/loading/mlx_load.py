@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.artifacts.open import find
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.words import WordsCodec
 from ingot.codecs.base import Repacked
@@ -137,7 +138,7 @@ def _figures(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _opened_by_mlx(source: ModelSource) -> Store | None:
     """Return the local folder of a model if mlx_lm can open it without Ingot; else None."""
-    folder, file = source.location.find_model()
+    folder, file = find(source.location)
     if file or source.checkpoint.format not in ("mlx", "safetensors") or folder.local_path() is None:
         return None
     names = folder.list().files
@@ -174,7 +175,7 @@ def _local(folder: Store) -> Any:
 def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
     """Return the weights of a checkpoint as mlx arrays; with ``lazy``, mlx reads those of a safetensors file later."""
     checkpoint = source.checkpoint
-    store, name = source.location.find_model()
+    store, name = find(source.location)
     path = store.local_path(name) if name else None
     dtypes = {tensor.dtype for tensor in checkpoint.values()}
     if checkpoint.format == "safetensors" and path is not None and dtypes <= _MLX_DTYPES:

@@ -150,7 +150,7 @@ def _translated(checkpoint: Checkpoint) -> View | None:
 
 def model_folder(location: Location) -> Store:
     """Return the folder of config.json and the tokenizer: the location itself, or the folder of the file."""
-    return location.find_model()[0]
+    return find(location)[0]
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def companions_folder(location: Location) -> Iterator[Store]:
 
     It is ``model_folder(location)``, or temporary files written from the metadata of the weights.
     """
-    store, name = location.find_model()
+    store, name = find(location)
     try:
         format, _ = detect(store, name)
         inside = has_model_metadata(format.name)

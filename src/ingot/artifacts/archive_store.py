@@ -1,0 +1,338 @@
+"""The files of an archive as a store: they can be opened like any other files, and are decoded when they are read."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from urllib.parse import quote, unquote
+
+import numpy as np
+
+from ingot.artifacts.archive_layout import KEY, LAYOUT, MAX_LAYOUT, ArchivedFile, ArchiveLayout, content_size
+from ingot.artifacts.archive_layout import parse_layout as parse
+from ingot.codecs.table import CODECS
+from ingot.core.numeric.dtypes import file_bytes, numpy_dtype, require_inside
+from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
+from ingot.formats.base import Catalog
+from ingot.formats.detect import FORMATS
+from ingot.formats.zt.manifest import ALIGNMENT, MAGIC
+from ingot.model.bytesource import ByteSource, Stamp, StampedSource
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.reading.lazy import as_tensor_map
+from ingot.model.store import Listing, Store, checked_name
+from ingot.model.tensor import Tensor
+from ingot.stores.location import Location
+from ingot.stores.scheme import Scheme
+
+SCHEME = "archive"
+_MAX_CACHED = 128 << 20
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_SMALL = 8 << 20
+
+
+class ArchiveObjects:
+    """The objects of an archive, whose contents are decoded on request.
+
+    Parameters
+    ----------
+    layout : ArchiveLayout
+    tensors : mapping of name to Tensor
+        The tensors of the ``.zt`` file.
+    location : str
+        The archive, for error messages.
+    source : ByteSource
+        The open archive.
+    """
+
+    def __init__(self, layout: ArchiveLayout, tensors: Mapping[str, Tensor], location: str, source: ByteSource) -> None:
+        self.layout = layout
+        self.source = source
+        self.location = location
+        self._tensors = as_tensor_map(tensors)
+        self._sizes = [content_size(spec) for spec in layout.objects]
+        self._cached: OrderedDict[int, memoryview] = OrderedDict()
+        self._lock = threading.Lock()
+        self.max_cached = _MAX_CACHED
+
+    def tensor(self, index: int) -> Tensor:
+        """Return an object's tensor.
+
+        Raises ``FormatError`` ``archive.object``: it differs from the layout, or Ingot cannot return its content.
+        """
+        spec = self.layout.objects[index]
+        location = f"{self.location}: {spec.name[:200]}"
+        if spec.name not in self._tensors:
+            raise IntegrityError("archive.object", "the archive does not contain this object", where=location)
+        tensor = self._tensors.get_uncached(spec.name)
+        if (tensor.shape, tensor.dtype, tensor.codec) != (spec.shape, spec.dtype, spec.codec):
+            raise FormatError("archive.object", "the object differs from the archive's layout", where=location)
+        if len(tensor.parts) == 1:
+            (part,) = tensor.parts.values()
+            if part.nbytes != self._sizes[index]:
+                raise FormatError("archive.object", "the object has another size than in the layout", where=location)
+            return tensor
+        codec = CODECS.get(tensor.codec)
+        if codec is None or not codec.lossless or not codec.elementwise:
+            message = f"expected a lossless codec that this version of Ingot reads, found {tensor.codec[:80]!r}"
+            raise FormatError("archive.object", message, where=location)
+        codec.check(tensor)
+        tensor.decoder = codec
+        return tensor
+
+    def blobs(self) -> list[tuple[int, int]]:
+        """Return offset and length of all parts in the archive's file, in file order.
+
+        Raises ``FormatError`` ``archive.object`` if the file has other objects than the layout.
+        """
+        if len(self._tensors) != len(self._sizes) + 1:
+            raise FormatError("archive.object", "the archive has objects that its layout lacks", where=self.location)
+        return sorted((part.offset, part.length) for item in self._tensors.uncached() for part in item.parts.values())
+
+    def readinto(self, index: int, offset: int, out: memoryview) -> None:
+        """Fill ``out`` with the content of an object from ``offset``, after checking the digests of the bytes read."""
+        tensor = self.tensor(index)
+        if len(tensor.parts) > 1:
+            _read_values(tensor, offset, out)
+            return
+        (part,) = tensor.parts.values()
+        if part.encoding == "raw":
+            part.readinto(offset, out)
+        elif part.nbytes > _SMALL and out.nbytes == part.nbytes:
+            reader = part.reader()
+            reader.readinto(out)
+            reader.finish()
+        else:
+            out[:] = self._decompressed(index, tensor)[offset : offset + out.nbytes]
+
+    def is_divisible(self, index: int) -> bool:
+        """Return whether ranges of the object's content are decoded without the bytes before them."""
+        spec = self.layout.objects[index]
+        return len(spec.parts) > 1 or spec.parts[0].encoding == "raw"
+
+    def _decompressed(self, index: int, tensor: Tensor) -> memoryview:
+        """Return the content of a compressed object, from the cache if it was read recently."""
+        with self._lock:
+            data = self._cached.get(index)
+            if data is not None:
+                self._cached.move_to_end(index)
+                return data
+        (part,) = tensor.parts.values()
+        data = part.view()
+        with self._lock:
+            self._cached[index] = data
+            while len(self._cached) > 1 and sum(item.nbytes for item in self._cached.values()) > self.max_cached:
+                self._cached.popitem(last=False)
+        return data
+
+
+def _read_values(tensor: Tensor, offset: int, out: memoryview) -> None:
+    """Fill ``out`` with little-endian bytes of a tensor's values, from the byte ``offset``."""
+    dtype = numpy_dtype(tensor.dtype)
+    if out.nbytes == tensor.size * dtype.itemsize:
+        out[:] = file_bytes(tensor.numpy())
+        return
+    first = offset // dtype.itemsize
+    last = -(-(offset + out.nbytes) // dtype.itemsize)
+    values = replace(tensor, shape=(tensor.size,))[first:last]
+    start = offset - first * dtype.itemsize
+    out[:] = file_bytes(np.ascontiguousarray(values))[start : start + out.nbytes]
+
+
+class ArchiveStore(Store):
+    """The files of an archive as a folder; objects are decoded when they are read.
+
+    Compressed objects that were used last stay in memory, up to 128 MiB, or one object if it is larger.
+
+    Parameters
+    ----------
+    objects : ArchiveObjects
+    address : str
+        The address of this store.
+    archive : Store, name : str
+        The store that contains the archive, and the archive's name in it.
+    inside : str
+        The folder within the archive that this store shows; empty for the entire archive.
+    """
+
+    def __init__(self, objects: ArchiveObjects, address: str, archive: Store, name: str, inside: str = "") -> None:
+        self.objects = objects
+        self.layout = objects.layout
+        self._archive = archive
+        self._name = name
+        self._start = f"{inside}/" if inside else ""
+        self._files = {
+            file.name.removeprefix(self._start): file
+            for file in objects.layout.files
+            if file.name.startswith(self._start)
+        }
+        self.url = address
+        self.location = objects.location + (f"!{inside}" if inside else "")
+
+    def list(self, folder: str = "") -> Listing:
+        start = f"{checked_name(folder, self.location)}/" if folder else ""
+        inside = [name.removeprefix(start) for name in self._files if name.startswith(start)]
+        files = sorted(name for name in inside if "/" not in name)
+        return Listing(tuple(files), tuple(sorted({name.partition("/")[0] for name in inside if "/" in name})))
+
+    def open(self, name: str) -> ByteSource:
+        file = self._files.get(checked_name(name, self.location))
+        if file is None:
+            raise UsageError(
+                "expected an existing file, but there is none", rule="store.missing", where=self.location_of(name)
+            )
+        return ArchivedSource(self.objects, file, self.location_of(name))
+
+    @property
+    def only_file(self) -> str:
+        """The name of the archived file if the archive is no folder; else empty."""
+        return "" if self.layout.folder else self.layout.files[0].name
+
+    def inside(self, folder: str) -> ArchiveStore:
+        """Return a folder of the archive as a store."""
+        return ArchiveStore(self.objects, f"{self.url}{quote(folder)}", self._archive, self._name, folder)
+
+    def location_of(self, name: str = "") -> str:
+        """Return the archive's location, an exclamation mark, and the name of the file in the archive."""
+        return f"{self.objects.location}!{self._start}{name}" if name or self._start else self.objects.location
+
+    def url_of(self, name: str = "") -> str:
+        return f"{self.url}{'/' if self._start and name else ''}{quote(name)}" if self.url else ""
+
+    def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
+        return self._archive.would_overwrite([self._name], target, folder=folder)
+
+
+class ArchivedSource(StampedSource):
+    """A byte source of a file of an archive; its stamp is that of the archive."""
+
+    mapped = False
+
+    def __init__(self, objects: ArchiveObjects, file: ArchivedFile, name: str) -> None:
+        self._objects = objects
+        self._spans = file.spans
+        source = objects.source
+        stamp = source.stamp if isinstance(source, StampedSource) else Stamp(source.size)
+        self.stamp = stamp._replace(size=file.size)
+        self.name = name
+        self.size = file.size
+        self._starts = [0]
+        for span in file.spans:
+            self._starts.append(self._starts[-1] + span.size)
+
+    def view(self, offset: int, length: int) -> memoryview:
+        require_inside(offset, length, self.size, self.name)
+        out = memoryview(bytearray(length))
+        self.readinto(offset, out)
+        return out
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        require_inside(offset, out.nbytes, self.size, self.name)
+        out = out.cast("B") if out.nbytes else out
+        index = bisect_right(self._starts, offset) - 1
+        while out.nbytes:
+            span = self._spans[index]
+            within = offset - self._starts[index]
+            count = min(span.size - within, out.nbytes)
+            self._objects.readinto(span.object, span.offset + within, out[:count])
+            out = out[count:]
+            offset += count
+            index += 1
+
+    def changed(self) -> bool:
+        """Return whether the archive was written to since it was opened."""
+        return self._objects.source.changed()
+
+    def close(self) -> None:
+        """Do nothing: other files of the archive may be in use. The archive is closed when no file refers to it."""
+
+
+class ArchiveScheme(Scheme):
+    """The scheme ``archive:`` for addresses of files and folders in archives.
+
+    ``archive:ADDRESS!`` is the archive at a path or address, ``archive:ADDRESS!NAME`` a file or folder in it. In
+    ``ADDRESS``, ``!`` is written ``%21``.
+    """
+
+    def store(self, text: str, io: str) -> Store:
+        store, name = self.locate(text, io)
+        if name:
+            raise UsageError("expected a folder", rule="store.not-a-folder", where=text)
+        return store
+
+    def locate(self, text: str, io: str) -> tuple[Store, str]:
+        """Return the archive's files as a store, and the name of a file in it.
+
+        If the address names no file, the file is the archive's only file if the archive is no folder.
+        """
+        address, mark, path = text.partition(":")[2].partition("!")
+        if not address or not mark:
+            raise UsageError("expected archive:ADDRESS! or archive:ADDRESS!NAME", rule="store.url", where=text)
+        outer, name = Location.parse(address.replace("%21", "!")).find_file(io)
+        opened = open_archive(outer, name)
+        if opened is None:
+            raise UsageError(
+                "expected an archive of `ingot archive`", rule="archive.none", where=outer.location_of(name)
+            )
+        store = opened[1]
+        inside = unquote(path).strip("/")
+        if not inside:
+            return store, store.only_file
+        files = [file.name for file in store.layout.files]
+        if inside in files:
+            return store, inside
+        if any(file.startswith(f"{inside}/") for file in files):
+            return store.inside(inside), ""
+        raise UsageError("expected an existing file, but there is none", rule="store.missing", where=text)
+
+
+def is_archive(catalog: Catalog) -> bool:
+    """Return whether a ``.zt`` file is an archive."""
+    return KEY in catalog.metadata
+
+
+def archive_store(catalog: Catalog, store: Store, name: str) -> ArchiveStore:
+    """Return the files of the archive ``name`` in ``store``, whose manifest is ``catalog``.
+
+    Raises ``FormatError`` and ``IntegrityError`` ``archive.*``: the layout is missing, damaged or invalid.
+    """
+    location = store.location_of(name)
+    layout = read_layout(catalog, location)
+    objects = ArchiveObjects(layout, catalog.tensors, location, catalog.sources[0])
+    address = store.url_of(name)
+    url = f"{SCHEME}:{address.replace('!', '%21')}!" if address else ""
+    return ArchiveStore(objects, url, store, name)
+
+
+def read_layout(catalog: Catalog, location: str) -> ArchiveLayout:
+    """Return the layout of an archive. Raises the errors of ``archive_store``."""
+    if not catalog.manifest_digest:
+        message = "the archive's manifest has no digest, so damage could go unseen: the file is damaged"
+        raise IntegrityError("archive.no-digest", message, where=location)
+    tensor = catalog.tensors.get(LAYOUT)
+    if catalog.metadata.get(KEY) != LAYOUT or tensor is None or tensor.codec != DenseLayout.codec:
+        raise FormatError("archive.layout", f"expected the layout as the object {LAYOUT!r}", where=location)
+    part = tensor.parts["data"]
+    if part.nbytes > MAX_LAYOUT:
+        raise FormatError("archive.layout", f"expected a layout of at most {MAX_LAYOUT} bytes", where=location)
+    size = sum(source.size for source in catalog.sources)
+    return parse(bytes(part.view()), size, location)
+
+
+def open_archive(store: Store, name: str) -> tuple[Catalog, ArchiveStore] | None:
+    """Return the catalog and the files of an archive; None if the file is no archive.
+
+    Raises the errors of reading a ``.zt`` file, and those of ``archive_store``.
+    """
+    head = store.head(name, ALIGNMENT + len(_ZSTD_MAGIC))
+    if head[: len(MAGIC)] != MAGIC or head[ALIGNMENT:] != _ZSTD_MAGIC:  # the layout is the first object
+        return None
+    catalog = FORMATS["zt"].read(store, name, verify=True)
+    try:
+        return (catalog, archive_store(catalog, store, name)) if is_archive(catalog) else None
+    except IngotError:
+        for source in catalog.sources:
+            source.close()
+        raise
