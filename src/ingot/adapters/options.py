@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ingot.artifacts.destination import OVERWRITE, PROGRESS
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.errors import UsageError
 from ingot.stores.location import AnyPath, Location
 
@@ -59,7 +59,7 @@ def _weight(value: object) -> float:
 class AdapterConvertOptions:
     """The options of ``ingot.convert_adapter`` and of ``ingot adapter convert``."""
 
-    adapter: AnyPath = field(metadata=about("A PEFT or MLX folder, or a GGUF adapter.", argument=True))
+    adapter: AnyPath = field(metadata=source("A PEFT or MLX folder, or a GGUF adapter."))
     out: AnyPath = field(metadata=about("File x.gguf for llama.cpp, else a folder.", *OUTPUT, aliases=OUT))
     _: KW_ONLY
     base: AnyPath | None = field(
@@ -80,8 +80,8 @@ class AdapterConvertOptions:
 class AdapterExtractOptions:
     """The options of ``ingot.extract_adapter`` and of ``ingot adapter extract``."""
 
-    base: AnyPath = field(metadata=about("The base: a model folder or file.", argument=True))
-    tuned: AnyPath = field(metadata=about("The fine-tune of the base, with the same names.", argument=True))
+    base: AnyPath = field(metadata=source("The base: a model folder or file."))
+    tuned: AnyPath = field(metadata=source("The fine-tune of the base, with the same names."))
     out: AnyPath = field(metadata=about("Folder of the adapter (PEFT).", *OUTPUT, aliases=OUT))
     _: KW_ONLY
     rank: int | None = field(

@@ -10,8 +10,9 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from ingot.artifacts.replaceable import require_ours
+from ingot.core.about import About
 from ingot.core.files.atomic import Staging
-from ingot.core.options import About, about
+from ingot.core.options import about
 from ingot.core.registry import did_you_mean
 from ingot.errors import ResourceError, UsageError
 from ingot.formats.base import Format

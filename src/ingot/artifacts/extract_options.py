@@ -6,13 +6,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.artifacts.destination import OVERWRITE, PROGRESS
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
 
-_PATH = about("Artifact with a draft head or a Core ML package; any artifact for --layer, --model.", argument=True)
+_PATH = source("Artifact with a draft head or a Core ML package; any artifact for --layer, --model.")
 _PACKAGE = about("Package to write for --layer or --model: X.mlpackage.", *OUTPUT, aliases=OUT)
 _OPSET = about("For --layer and --model: iOS16, iOS17 or iOS18.")
 

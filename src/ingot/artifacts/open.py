@@ -14,8 +14,7 @@ from ingot.artifacts.companions import Companions, find_companions
 from ingot.artifacts.unsupported_packers import Packer, packer_of_config, packer_of_tensors
 from ingot.codecs.table import CODECS
 from ingot.core.border import bordered
-from ingot.core.registry import did_you_mean
-from ingot.errors import IngotError, IntegrityError, UsageError, install_hint
+from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
 from ingot.formats.detect import FORMATS, detect_file, detect_folder, explain, listing
 from ingot.formats.safetensors.index import unlisted_files
@@ -30,6 +29,7 @@ from ingot.model.store import CachedStore, FilteredStore, Store
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.location import AnyPath, Location
+from ingot.stores.missing import missing_error
 from ingot.stores.scheme import STORES
 
 STORES.add(ARCHIVE, "ingot.artifacts.archive_store:ArchiveScheme")
@@ -443,33 +443,3 @@ def open_delta(
 
 def _io_of(catalog: Catalog) -> str:
     return "mmap" if catalog.sources and all(source.mapped for source in catalog.sources) else "pread"
-
-
-_LOCAL = ("file", "memory")
-
-
-def missing_error(location: Location, error: IngotError | None = None) -> UsageError:
-    """Return the error for a location without a file or folder; ``error`` is the error of its store.
-
-    Returns
-    -------
-    UsageError
-        ``open.url``: an address of an unknown scheme; ``open.missing``: anything else.
-    """
-    if not location.scheme:
-        return UsageError(
-            "Ingot reads paths, and addresses that begin with "
-            f"{', '.join(f'{name}:' for name in STORES if name not in _LOCAL)}; download it first, and give the path",
-            rule="open.url",
-            where=location.display,
-        )
-    if location.text.partition("://")[0].lower() == location.scheme:
-        message = "there is no file or folder at this address" if error is None else error.message
-        return UsageError(message, rule="open.missing", where=location.display)
-    hint = ""
-    names = location.siblings() if location.user_text else None
-    if location.may_be_hub_id and names is None:
-        hint = f"; to read a model of the Hugging Face Hub by its name: {install_hint('hub')}"
-    elif names:
-        hint = did_you_mean(location.name, names)
-    return UsageError(f"no such file or folder{hint}", rule="open.missing", where=location.display or "''")

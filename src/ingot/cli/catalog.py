@@ -9,7 +9,7 @@ from click.exceptions import Exit
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, render
-from ingot.core.options import About
+from ingot.core.about import About
 
 
 @declare("formats")

@@ -9,7 +9,7 @@ from click.exceptions import Exit
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, progress_bar, render
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.errors import UsageError
 from ingot.inspect.options import CompareOptions
 from ingot.inspect.page.options import ReportOptions

@@ -12,7 +12,7 @@ from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.conversion.merge_options import MergeOptions
 from ingot.conversion.options import ConvertOptions, ExecuteOptions
-from ingot.core.options import About
+from ingot.core.about import About
 
 EPILOG = (
     "Examples:\n\n"

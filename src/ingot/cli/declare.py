@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 
 from ingot.cli.help import Command, Option
-from ingot.core.options import About, about_of, options_of
+from ingot.core.about import About
+from ingot.core.options import about_of, options_of
 from ingot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], cl
         def call(**values: Any) -> object:
             for key in [key for key in values if key.endswith(_AS_OPTION)]:
                 _merge_argument(values, key, declared)
+            for key, item in declared.items():
+                if item.reads and values[key] not in _NOT_GIVEN:
+                    _require_paths(values[key])
             arguments = {key: declared[key].convert(value) for key, value in values.items() if value not in _NOT_GIVEN}
             options = {
                 key: struct(**{item: arguments.pop(item) for item in names[key] if item in arguments})
@@ -72,6 +76,13 @@ def _merge_argument(values: dict[str, Any], option_name: str, declared: Mapping[
         raise click.UsageError(f"missing {metavar}: give it as an argument, or as {flag}")
 
 
+def _require_paths(value: str | Sequence[str]) -> None:
+    from ingot.stores.missing import require_local
+
+    for path in [value] if isinstance(value, str) else value:
+        require_local(path)
+
+
 def option(struct: type[Any], name: str) -> About:
     """Return the ``About`` of a struct's field, to annotate a parameter that has the same meaning."""
     return about_of(next(item for item in fields(struct) if item.name == name))
@@ -84,6 +95,7 @@ class _Declaration:
     parameter: click.Parameter
     convert: Callable[[Any], Any]
     is_required: bool = False
+    reads: bool = False
 
 
 def _declarations(
@@ -161,7 +173,7 @@ def _declaration(name: str, hint: Any, default: Any, about: About) -> _Declarati
     if accepted is click.STRING:
         common["shell_complete"] = _complete_path
     if about.argument:
-        return _Declaration(_argument(name, about, default, several, common), convert)
+        return _Declaration(_argument(name, about, default, several, common), convert, reads=about.reads)
     if accepted is click.BOOL and not about.flags and default is not False:
         flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
     shown = flags[0].partition("/")[0].lstrip("-") if default is True else default
@@ -169,7 +181,7 @@ def _declaration(name: str, hint: Any, default: Any, about: About) -> _Declarati
     if default is not MISSING:
         common["default"] = None
     is_flag = True if accepted is click.BOOL else None
-    return _Declaration(Option([name, *flags], is_flag=is_flag, multiple=several, **common), convert)
+    return _Declaration(Option([name, *flags], is_flag=is_flag, multiple=several, **common), convert, reads=about.reads)
 
 
 def _argument(name: str, about: About, default: Any, several: bool, common: dict[str, Any]) -> click.Argument:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, line, print_json, render, table
-from ingot.core.options import OUT, OUTPUT, About
+from ingot.core.about import About
+from ingot.core.options import OUT, OUTPUT
 from ingot.errors import printable
 from ingot.reporting.report import size_text
 

@@ -9,7 +9,7 @@ from click.exceptions import Exit
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, print_json, progress_bar, render
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.runtime.loading.options import Loading, Measures, Protocol
 
 EPILOG = (
@@ -25,9 +25,11 @@ EPILOG = (
 @declare("eval", EPILOG)
 def command(
     *,
-    model: Annotated[str, About("Folder or file, with config.json and tokenizer beside the weights.", argument=True)],
-    text: Annotated[str, About("Text file in UTF-8 that the model was not trained on.")],
-    reference: Annotated[str | None, About("Model to compare the predictions with.")] = None,
+    model: Annotated[
+        str, About("Folder or file, with config.json and tokenizer beside the weights.", reads=True, argument=True)
+    ],
+    text: Annotated[str, About("Text file in UTF-8 that the model was not trained on.", reads=True)],
+    reference: Annotated[str | None, About("Model to compare the predictions with.", reads=True)] = None,
     measures: Measures,
     protocol: Protocol,
     loading: Loading,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from ingot.artifacts.extract_options import CoremlOptions, DraftOptions, LayerOptions, ModelOptions
 from ingot.cli.declare import declare, option
 from ingot.cli.output import Json, print_json, progress_bar, render
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.errors import UsageError, printable
 from ingot.stores.location import Location
 

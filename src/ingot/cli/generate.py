@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from ingot.artifacts.destination import CPU
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, line, print_json
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.errors import printable
 from ingot.reporting.report import size_text
 from ingot.runtime.loading.options import Draft, LoadOptions

@@ -17,8 +17,8 @@ from typing import IO, Annotated, Any
 
 import msgspec
 
+from ingot.core.about import About
 from ingot.core.files.system import is_reader_gone
-from ingot.core.options import About
 from ingot.core.runtime.memory import format_size
 from ingot.core.runtime.progress import ProgressCallback, ProgressEvent
 from ingot.errors import printable

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.runtime.quantize.options import QuantizeOptions
 
 EPILOG = (

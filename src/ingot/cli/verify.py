@@ -9,7 +9,7 @@ from click.exceptions import Exit
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.inspect.options import SealOptions, VerifyOptions
 
 EPILOG = (

@@ -22,7 +22,7 @@ from ingot.artifacts.destination import (
     Digest,
     about_engine,
 )
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _BUDGET = "Budget"
 class ConvertOptions:
     """The options of ``ingot.convert`` and of ``ingot convert``."""
 
-    src: AnyPath = field(metadata=about("A file or folder in any format, or org/name.", argument=True, metavar="SRC"))
+    src: AnyPath = field(metadata=source("A file or folder in any format, or org/name.", metavar="SRC"))
     dst: AnyPath = field(
         metadata=about(
             "File (its suffix is the format) or folder.",
@@ -316,7 +316,7 @@ class ConvertOptions:
 class ExecuteOptions:
     """The options of ``ingot.execute`` and of ``ingot run-plan``."""
 
-    plan: AnyPath = field(metadata=about("Plan of `ingot convert --plan-out`.", argument=True))
+    plan: AnyPath = field(metadata=source("Plan of `ingot convert --plan-out`."))
     out: AnyPath | None = field(
         default=None, metadata=about("Destination instead of the plan's, of the same format.", *OUTPUT, aliases=OUT)
     )
@@ -332,7 +332,7 @@ class ExecuteOptions:
 class MatrixOptions:
     """The options of ``ingot matrix``: the source, the formats, and options of a conversion."""
 
-    src: AnyPath = field(metadata=about("Checkpoint: a file or folder in any format that Ingot reads.", argument=True))
+    src: AnyPath = field(metadata=source("Checkpoint: a file or folder in any format that Ingot reads."))
     to: Sequence[str] = field(
         default=(), metadata=about("A format to check; default: all. Can be repeated.", "--to", metavar="FORMAT")
     )

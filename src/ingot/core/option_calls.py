@@ -9,13 +9,11 @@ from keyword import iskeyword
 from numbers import Integral, Real
 from os import PathLike
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ingot.core.about import About
 from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
-
-if TYPE_CHECKING:
-    from ingot.core.options import About
 
 _SCALARS = (bool, int, float, str, bytes, type(None))
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, replace
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
+from ingot.core.about import About as About  # noqa: PLC0414 - modules of options import it from here
 from ingot.core.border import bordered
 from ingot.core.option_calls import bind, check_value, keywords
 from ingot.core.registry import did_you_mean
@@ -31,46 +32,14 @@ S_contra = TypeVar("S_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """Metadata of an option, in addition to its name, type and default.
-
-    Parameters
-    ----------
-    help : str
-        One or two sentences, for Python's ``help`` and the command line.
-    flags : tuple of str
-        Names on the command line, if they do not follow from the field's name.
-    panel : str or None
-        The heading under which ``--help`` lists the option.
-    metavar : str or None
-        The placeholder of the value in ``--help``.
-    minimum : int or None
-        The smallest allowed number; a smaller one is a ``UsageError``.
-    size : bool
-        Whether the value is a number of bytes, as a number or as text such as ``2GiB``.
-    aliases : tuple of str
-        Further names on the command line, which its help does not list.
-    command : bool
-        Whether the command line has the option.
-    argument : bool
-        Whether the option is a positional argument of the command line. With ``flags`` it is also an option.
-    """
-
-    help: str
-    flags: tuple[str, ...] = ()
-    panel: str | None = None
-    metavar: str | None = None
-    minimum: int | None = None
-    size: bool = False
-    aliases: tuple[str, ...] = ()
-    command: bool = True
-    argument: bool = False
-
-
 def about(help: str, *flags: str, **settings: Any) -> Mapping[str, About]:
     """Return an ``About`` in the form that ``dataclasses.field`` accepts as ``metadata``."""
     return {_KEY: About(help, flags, **settings)}
+
+
+def source(help: str, **settings: Any) -> Mapping[str, About]:
+    """Return the metadata of a positional argument that names an existing file or folder, or an address."""
+    return about(help, reads=True, argument=True, **settings)
 
 
 def about_of(item: Field[Any]) -> About:

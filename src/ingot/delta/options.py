@@ -21,7 +21,7 @@ from ingot.artifacts.destination import (
     Digest,
     about_engine,
 )
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ ENGINE = about_engine("the bytes are the same. --max-ram and --threads are each 
 class DiffOptions:
     """The options of ``diff``: inputs, output, and how differences are stored."""
 
-    base: AnyPath | StateDict = field(
-        metadata=about("The weights that the fine-tune started from: file or folder.", argument=True)
-    )
-    finetuned: AnyPath | StateDict = field(metadata=about("The fine-tune, in any container and layout.", argument=True))
+    base: AnyPath | StateDict = field(metadata=source("The weights that the fine-tune started from: file or folder."))
+    finetuned: AnyPath | StateDict = field(metadata=source("The fine-tune, in any container and layout."))
     out: AnyPath = field(
         metadata=about("The delta: a name ending in .zt, .wdelta or .safetensors.", *OUTPUT, aliases=OUT)
     )
@@ -103,11 +101,9 @@ class DiffOptions:
 class PatchOptions:
     """The options of ``patch``: the base, the deltas, the output, and which identities are checked."""
 
-    base: AnyPath = field(
-        metadata=about("The weights that the first delta was made from: file or folder.", argument=True)
-    )
+    base: AnyPath = field(metadata=source("The weights that the first delta was made from: file or folder."))
     deltas: AnyPath | Sequence[AnyPath] = field(
-        metadata=about("One delta, or several in the order in which they were made.", argument=True)
+        metadata=source("One delta, or several in the order in which they were made.")
     )
     out: AnyPath = field(
         metadata=about("File name with a format's suffix, or a folder (as the base's).", *OUTPUT, aliases=OUT)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from ingot.artifacts.destination import ADDRESS, IO, MAX_DECOMPRESSED, PROGRESS, about_engine
-from ingot.core.options import about
+from ingot.core.options import about, source
 from ingot.core.parsing.strictjson import preload
 from ingot.stores.location import AnyPath
 
@@ -25,8 +25,8 @@ ENGINE = about_engine("the report is the same.")
 class CompareOptions:
     """The options of ``ingot.compare`` and ``ingot compare``."""
 
-    a: AnyPath = field(metadata=about("Reference checkpoint.", argument=True))
-    b: AnyPath = field(metadata=about("Checkpoint to compare with it.", argument=True))
+    a: AnyPath = field(metadata=source("Reference checkpoint."))
+    b: AnyPath = field(metadata=source("Checkpoint to compare with it."))
     _: KW_ONLY
     engine: str = field(default="local", metadata=ENGINE)
     address: str | None = field(default=None, metadata=ADDRESS)
@@ -38,7 +38,7 @@ class CompareOptions:
 class VerifyOptions:
     """The options of ``ingot.verify`` and ``ingot verify``."""
 
-    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    path: AnyPath = field(metadata=source("File or folder."))
     strict: bool = field(default=False, metadata=about("Treat what is allowed but not canonical as an error."))
     _: KW_ONLY
     repair: bool = field(
@@ -71,7 +71,7 @@ class VerifyOptions:
 class SealOptions:
     """The options of ``ingot.seal`` and ``ingot seal``."""
 
-    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    path: AnyPath = field(metadata=source("File or folder."))
     _: KW_ONLY
     content_id: bool = field(
         default=True, metadata=about("Also write the content id, for which all tensors are decoded.")
@@ -83,7 +83,7 @@ class SealOptions:
 class InspectOptions:
     """The options of ``ingot inspect``."""
 
-    path: AnyPath = field(metadata=about("File or folder.", argument=True))
+    path: AnyPath = field(metadata=source("File or folder."))
     _: KW_ONLY
     tensor: str | None = field(default=None, metadata=about("Show one tensor with its parts and parameters."))
     by: Literal["layer", "codec", "dtype", "role"] = field(

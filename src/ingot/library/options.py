@@ -9,13 +9,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.artifacts.destination import DROP, OVERWRITE, PROGRESS
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
 
 _LIBRARY = about("The library: a folder, or an address such as s3://bucket/library.", argument=True, metavar="LIBRARY")
+_EXISTING = source("The library: a folder, or an address such as s3://bucket/library.", metavar="LIBRARY")
 _NAME = about("The artifact's name in the library; `ingot store ls` lists them.", argument=True)
 _WAIT = about("Seconds to wait for other users of the library.", metavar="SECONDS", minimum=0)
 AUTO = "auto"
@@ -26,9 +27,7 @@ class AddOptions:
     """Options of an addition: the source and the library."""
 
     library: AnyPath = field(metadata=_LIBRARY)
-    src: AnyPath = field(
-        metadata=about("Folder with all of its content, or file, to add; a path or address.", argument=True)
-    )
+    src: AnyPath = field(metadata=source("Folder with all of its content, or file, to add; a path or address."))
     name: str | None = field(
         default=None, metadata=about("Name in the library, such as org/model; default: the last name of SRC.", "--name")
     )
@@ -49,7 +48,7 @@ class AddOptions:
 class GetOptions:
     """Options of a retrieval: the artifact and the destination."""
 
-    library: AnyPath = field(metadata=_LIBRARY)
+    library: AnyPath = field(metadata=_EXISTING)
     name: str = field(metadata=_NAME)
     dst: AnyPath = field(
         metadata=about("File or folder to write; a path or address.", *OUTPUT, aliases=OUT, argument=True)
@@ -69,14 +68,14 @@ class GetOptions:
 class ListOptions:
     """Options of listing the artifacts of a library."""
 
-    library: AnyPath = field(metadata=_LIBRARY)
+    library: AnyPath = field(metadata=_EXISTING)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveOptions:
     """Options of removing an artifact from a library."""
 
-    library: AnyPath = field(metadata=_LIBRARY)
+    library: AnyPath = field(metadata=_EXISTING)
     name: str = field(metadata=_NAME)
     _: KW_ONLY
     force: bool = field(default=False, metadata=about("Remove the artifact even if adapters in the library need it."))
@@ -86,7 +85,7 @@ class RemoveOptions:
 class CollectOptions:
     """Options of deleting objects that no artifact needs."""
 
-    library: AnyPath = field(metadata=_LIBRARY)
+    library: AnyPath = field(metadata=_EXISTING)
     _: KW_ONLY
     dry_run: bool = field(default=False, metadata=about("Show what would be removed, and remove nothing."))
     wait: int = field(default=10, metadata=_WAIT)
@@ -96,6 +95,6 @@ class CollectOptions:
 class CheckOptions:
     """Options of checking a library's objects and manifests."""
 
-    library: AnyPath = field(metadata=_LIBRARY)
+    library: AnyPath = field(metadata=_EXISTING)
     _: KW_ONLY
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)

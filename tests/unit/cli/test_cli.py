@@ -104,7 +104,7 @@ def test_dry_run_tells_what_will_not_be_pruned(run: Run, tmp_path: Path) -> None
         (("convert", "source.safetensors", "out.zt", "--max-ram", "lots"), 2, "size"),
         (("convert", "source.safetensors", "out.safetensors", "--recipe", "int4"), 1, "convert.unsupported"),
         (("inspect", "source.safetensors", "--tensor", "nothing"), 2, "tensor.unknown"),
-        (("convert", "source.safetensors"), 2, "Missing argument"),
+        (("convert", "source.safetensors"), 2, "missing DST"),
         (("no-such-command",), 2, "no such command"),
     ],
 )

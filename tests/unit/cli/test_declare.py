@@ -14,7 +14,8 @@ import ingot
 from ingot.cli.declare import declare, option
 from ingot.cli.main import app as ingot_app
 from ingot.conversion.options import ConvertOptions
-from ingot.core.options import About, about, about_of, takes
+from ingot.core.about import About
+from ingot.core.options import about, about_of, takes
 from ingot.delta.options import DiffOptions, PatchOptions
 from ingot.errors import UsageError
 from ingot.inspect.options import CompareOptions, VerifyOptions

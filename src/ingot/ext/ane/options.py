@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _OVERWRITE = about("Replace an existing file.")
 
 
-_CHECKPOINT = about("Checkpoint: a file or folder in any format that Ingot reads.", argument=True)
+_CHECKPOINT = source("Checkpoint: a file or folder in any format that Ingot reads.")
 _CHIPS = about("One or several of m1 to m6, m1-pro, a12 to a20-pro, ...: m1,m4.")
 _ASSUME = about("KEY=VALUE, CHIP.KEY=VALUE or PATTERN:CONDITION=VALUE that replaces a value of the tables.")
 
@@ -54,7 +54,7 @@ class SuggestOptions:
 class KernelOptions:
     """Options of a kernel unit: the tensor, the chip, bias and activation."""
 
-    path: AnyPath = field(metadata=about("Checkpoint.", argument=True))
+    path: AnyPath = field(metadata=source("Checkpoint."))
     name: str = field(
         metadata=about("Tensor, output channels first; without OUT a folder for all of them.", argument=True)
     )

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from ingot.artifacts.destination import MAX_DECOMPRESSED, OVERWRITE, PROGRESS
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class ReportOptions:
     """The options of ``ingot.report`` and ``ingot report``."""
 
-    a: AnyPath = field(metadata=about("Checkpoint; with B the reference.", argument=True, metavar="A"))
+    a: AnyPath = field(metadata=source("Checkpoint; with B the reference.", metavar="A"))
     b: AnyPath | None = field(
         default=None,
-        metadata=about("Checkpoint made from A: a conversion, or a fine-tune.", argument=True, metavar="B"),
+        metadata=source("Checkpoint made from A: a conversion, or a fine-tune.", metavar="B"),
     )
     _: KW_ONLY
     out: AnyPath | None = field(default=None, metadata=about("The page to write: NAME.html.", *OUTPUT, aliases=OUT))

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ingot.artifacts.destination import CPU, DEVICE, MAX_RAM, OVERWRITE, PROGRESS, RESUME
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.core.runtime.memory import format_size
 from ingot.reporting.report import Bytes, Figure, Line, Report, figures_of
 from ingot.reporting.reportable import Reportable
@@ -65,9 +65,7 @@ class CalibratePlan:
 class CalibrateOptions:
     """Options of a calibration: the model, the text or samples, and the statistics."""
 
-    model: AnyPath = field(
-        metadata=about("Folder or file, with config.json in its folder.", argument=True, metavar="MODEL")
-    )
+    model: AnyPath = field(metadata=source("Folder or file, with config.json in its folder.", metavar="MODEL"))
     out: AnyPath = field(
         metadata=about("The statistics file to write: X.safetensors.", *OUTPUT, metavar="FILE", aliases=OUT)
     )

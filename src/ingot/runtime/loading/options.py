@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ingot.artifacts.destination import CPU, DEVICE
-from ingot.core.options import about
+from ingot.core.options import about, source
 from ingot.errors import UsageError
 from ingot.runtime.loading.kv_options import kv_cache
 from ingot.stores.location import AnyPath
@@ -114,7 +114,7 @@ class LoadOptions(Loading):
     """Options of loading a model from a path: device, dtype and packing."""
 
     path: AnyPath = field(
-        metadata=about("Folder or file, with config.json and tokenizer in its folder.", argument=True, metavar="MODEL")
+        metadata=source("Folder or file, with config.json and tokenizer in its folder.", metavar="MODEL")
     )
     device: Any = field(default=CPU, metadata=DEVICE)
     dtype: Any = field(

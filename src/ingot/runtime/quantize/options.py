@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ingot.artifacts.destination import CPU, MAX_RAM, OVERWRITE, PROGRESS, RESUME
-from ingot.core.options import OUT, OUTPUT, about
+from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.errors import UsageError
 from ingot.stores.location import AnyPath
 
@@ -29,7 +29,7 @@ _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400
 class QuantizeOptions:
     """A quantization: the model, the result, and the program that is to run it."""
 
-    model: AnyPath = field(metadata=about("Folder or file in any format, or org/name.", argument=True, metavar="MODEL"))
+    model: AnyPath = field(metadata=source("Folder or file in any format, or org/name.", metavar="MODEL"))
     out: AnyPath = field(metadata=about("The result: a folder, or a file such as model.gguf.", *OUTPUT, aliases=OUT))
     _: KW_ONLY
     runtime: str | None = field(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, render
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.ext.ane.options import LutOptions
 
 EPILOG = (

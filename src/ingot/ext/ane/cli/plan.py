@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ingot.cli.declare import declare, option
 from ingot.cli.output import Json, line, print_json, table
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.errors import UsageError, printable
 from ingot.ext.ane.options import PlanOptions, SuggestOptions
 from ingot.naming.names import equal_layers

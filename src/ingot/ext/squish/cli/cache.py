@@ -8,7 +8,7 @@ from typing import Annotated
 from ingot.cli.declare import declare
 from ingot.cli.help import Group
 from ingot.cli.output import Json, Quiet, progress_bar, render
-from ingot.core.options import About
+from ingot.core.about import About
 from ingot.ext.squish.tiers.options import BuildOptions
 
 EPILOG = (
@@ -19,7 +19,7 @@ EPILOG = (
     "  ingot cache build ./model-squish --tier 3bit --gate heldout.txt --max-rise 0.02\n\n"
     "  ingot cache drop ./model-squish --tier finalized"
 )
-Folder = Annotated[str, About("Squish directory: manifest.json and tensors/.", argument=True)]
+Folder = Annotated[str, About("Squish directory: manifest.json and tensors/.", reads=True, argument=True)]
 
 
 @declare("status")

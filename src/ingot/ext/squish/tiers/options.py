@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ingot.artifacts.destination import MAX_RAM, PROGRESS, THREADS
-from ingot.core.options import about
+from ingot.core.options import about, source
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Int4Options:
     """Options of ``add_int4``: the directory, the four-bit form, the resources."""
 
     path: AnyPath = field(
-        metadata=about("Squish directory (`ingot convert SRC DIR --format npydir`).", argument=True, metavar="PATH")
+        metadata=source("Squish directory (`ingot convert SRC DIR --format npydir`).", metavar="PATH")
     )
     _: KW_ONLY
     form: Literal["q4a", "q4"] | None = field(
@@ -54,9 +54,7 @@ class Int4Options:
 class BuildOptions:
     """Options of a tier build: the directory, the tier, the gate, the resources."""
 
-    path: AnyPath = field(
-        metadata=about("Squish directory: manifest.json and tensors/.", argument=True, metavar="PATH")
-    )
+    path: AnyPath = field(metadata=source("Squish directory: manifest.json and tensors/.", metavar="PATH"))
     tier: str = field(default="bf16", metadata=about("bf16, finalized, 4bit or 3bit.", "--tier"))
     _: KW_ONLY
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
