@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 import ingot
 from ingot.errors import IngotError
 from ingot.translate.families import FAMILIES, refusal_reasons
 from tests.support.tiny_models import ENCODERS, SETTINGS, write_model
+from tests.support.tiny_wrappers import OTHER_PARTS, WRAPPERS, write_wrapper
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "interop" / "llama_logits.py"
@@ -81,6 +83,17 @@ def compare_back(source: Path, file: Path, folder: Path) -> str:
     return f"last bits of {len(differing)}" if differing else "same bits"
 
 
+def compare_text_model(exact: Any, file: Path, folder: Path) -> str:
+    """Return how the logits differ of the text model that comes back from a GGUF file."""
+    try:
+        ingot.convert(file, folder, format="safetensors")
+    except IngotError as error:
+        return f"refused: {error.message[:80]}"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    distance = float(np.abs(outputs(model) - exact).max())
+    return "same logits" if distance < 1e-4 else f"{distance:.4f}"
+
+
 def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
     """Return the cells of the table by model type."""
     rows: dict[str, dict[str, str]] = {}
@@ -88,14 +101,15 @@ def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
     jobs = []
     for model_type in model_types:
         source = folder / model_type
-        model = write_model(model_type, source)
+        model = (write_wrapper if model_type in WRAPPERS else write_model)(model_type, source)
         exact = outputs(model)
         expected[model_type] = {"f32": exact, "q4_0": exact, "f16": outputs(rounded(model))}
         rows[model_type] = {}
+        drop = list(OTHER_PARTS) if model_type in WRAPPERS else None
         for variant, recipe in VARIANTS.items():
             file = folder / f"{model_type}.{variant}.gguf"
             try:
-                ingot.convert(source, file, recipe)
+                ingot.convert(source, file, recipe, drop=drop)
             except IngotError as error:
                 rows[model_type][variant] = f"refused: {error.message[:80]}"
                 continue
@@ -104,9 +118,11 @@ def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
                     "path": str(file), "out": f"{file}.npy", "tokens": PROMPT, "embeddings": model_type in ENCODERS,
                 }
             )  # fmt: skip
-        rows[model_type]["back"] = compare_back(
-            source, folder / f"{model_type}.f32.gguf", folder / f"{model_type}-back"
-        )
+        file, back = folder / f"{model_type}.f32.gguf", folder / f"{model_type}-back"
+        if model_type in WRAPPERS:
+            rows[model_type]["back"] = compare_text_model(exact, file, back)
+        else:
+            rows[model_type]["back"] = compare_back(source, file, back)
     errors = run_llama_cpp(jobs, folder)
     for model_type, cells in rows.items():
         for variant in VARIANTS:
@@ -120,6 +136,18 @@ def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
             distance = float(np.abs(np.load(f"{path}.npy")[:, : wanted.shape[1]] - wanted).max())
             cells[variant] = "loads" if variant == "q4_0" else f"{distance:.4f}"
     return rows
+
+
+def text_type(model_type: str) -> str:
+    """Return the model type of the text model in a model of several parts."""
+    settings = WRAPPERS[model_type].text
+    default = type(transformers.AutoConfig.for_model(model_type))().text_config.model_type
+    return str(settings.get("model_type", default))
+
+
+def row(model_type: str, arch: str, cells: dict[str, str]) -> str:
+    """Return a line of the table."""
+    return f"| `{model_type}` | `{arch}` | {' | '.join(cells.get(key, '') for key in (*VARIANTS, 'back'))} |"
 
 
 def page(rows: dict[str, dict[str, str]]) -> str:
@@ -140,8 +168,21 @@ def page(rows: dict[str, dict[str, str]]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for model_type, cells in sorted(rows.items()):
-        values = " | ".join(cells.get(key, "") for key in (*VARIANTS, "back"))
-        lines.append(f"| `{model_type}` | `{FAMILIES[model_type].arch}` | {values} |")
+        if model_type not in WRAPPERS:
+            lines.append(row(model_type, FAMILIES[model_type].arch, cells))
+    lines += [
+        "",
+        "## Models of several parts",
+        "",
+        "The text model of each model becomes a GGUF file. `--drop` names the tensors of the other parts. The last",
+        "column compares the logits of the text model that comes back, which transformers loads as a model of its own.",
+        "",
+        "| model | llama.cpp | f32 | f16 | q4_0 | back |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        row(name, FAMILIES[text_type(name)].arch, cells) for name, cells in sorted(rows.items()) if name in WRAPPERS
+    ]
     lines += ["", "## Refused by name", "", "| family | reason |", "| --- | --- |"]
     lines += [f"| `{model_type}` | {reason} |" for model_type, reason in sorted(refusal_reasons().items())]
     lines += [
@@ -156,10 +197,10 @@ def page(rows: dict[str, dict[str, str]]) -> str:
 def main() -> None:
     """Sweep the families that the command line names, or all of them and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("families", nargs="*", choices=[*SETTINGS, []])
+    parser.add_argument("families", nargs="*", choices=[*SETTINGS, *WRAPPERS, []])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = sweep(arguments.families or list(SETTINGS), Path(folder))
+        rows = sweep(arguments.families or [*SETTINGS, *WRAPPERS], Path(folder))
     for model_type, cells in rows.items():
         print(model_type, cells)
     if not arguments.families:

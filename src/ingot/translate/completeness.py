@@ -22,7 +22,7 @@ from ingot.model.tensor import Tensor
 from ingot.translate.expected import absent_tensors, expected_tensors
 from ingot.translate.families import FAMILIES
 from ingot.translate.mlx_tensors import from_mlx
-from ingot.translate.text_models import with_class_names
+from ingot.translate.text_models import text_config, with_class_names
 
 MISSING = "model.missing-tensor"
 SHAPE = "model.shape"
@@ -79,6 +79,9 @@ def require_complete(source: Source, checkpoint: Checkpoint, accepts: Callable[[
 
 def _missing(source: Source, checkpoint: Checkpoint) -> list[Defect]:
     config = source.config()
+    text = text_config(config)
+    if text is not None:
+        config = {"tie_word_embeddings": True, **text}
     checkpoint = with_class_names(checkpoint, config).checkpoint
     empty = [name for name in checkpoint if config.get("model_type") and checkpoint[name].shape == (0,)]
     defects = [Defect(SHAPE, name, "no elements, as DeepSpeed ZeRO-3 leaves tensors in model files") for name in empty]

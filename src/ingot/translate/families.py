@@ -98,6 +98,9 @@ class Family:
         Values in ``config.json``.
     arch : str
         llama.cpp's name of the architecture.
+    plain : str
+        Model type that a GGUF file becomes on the way back, if transformers has no class with a head for this one. Its
+        model computes the same for text.
     layer : tuple of str
         Modules of a layer in transformers' names. ``ends`` are the modules outside of layers, ``block`` the name before
         a layer's index.
@@ -138,6 +141,9 @@ class Family:
         GGUF keys without the architecture's name whose u32 values are formulas (``formulas``) of ``config.json``.
     rows : mapping
         GGUF keys without the architecture's name that are the number of rows of a module in a layer.
+    counted : mapping
+        GGUF keys without the architecture's name that are the length of a list in the ``config.json`` of the model of
+        several parts, with the list's key and the length if the key is missing.
     by_layer : mapping
         GGUF keys without the architecture's name that hold an array of u32, with the formula for each layer type.
     scalars : mapping
@@ -163,6 +169,8 @@ class Family:
         transformers' default of ``partial_rotary_factor``.
     sections : tuple of int
         transformers' default of the rotary embedding's ``mrope_section``; empty if llama.cpp has no such key.
+    alternates : bool
+        Whether the sections' frequencies alternate; otherwise they follow each other.
     rope_factors : bool
         Whether llama.cpp's graph reads the divisors of Llama 3's scaling.
     log_unit : float
@@ -196,6 +204,7 @@ class Family:
     model_type: str
     model_class: str
     arch: str
+    plain: str = ""
     layer: tuple[str, ...] = _GROUPS["@dense"]
     ends: tuple[str, ...] = _GROUPS["@ends"]
     block: str = "model.layers"
@@ -219,6 +228,7 @@ class Family:
     fixed: Mapping[str, tuple[str, object]] = field(default_factory=dict)
     computed: Mapping[str, str] = field(default_factory=dict)
     rows: Mapping[str, str] = field(default_factory=dict)
+    counted: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     by_layer: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     patterns: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -231,6 +241,7 @@ class Family:
     theta: float = 10000.0
     partial_default: float = 1.0
     sections: tuple[int, ...] = ()
+    alternates: bool = False
     rope_factors: bool = False
     log_unit: float = 0.1
     long_factors: bool = False
@@ -278,7 +289,7 @@ def make_family(record: Mapping[str, Any]) -> Family:
         values["experts"] = Experts(**values["experts"])
     values["steps"] = tuple(_make_step(step) for step in values.get("steps", ()))
     values["keys"] = tuple((key, name, gguf_type) for key, name, gguf_type in values.get("keys", ()))
-    for key in ("fixed", "assumed"):
+    for key in ("fixed", "assumed", "counted"):
         values[key] = {name: tuple(value) for name, value in values.get(key, {}).items()}
     values["patterns"] = {name: tuple(value) for name, value in values.get("patterns", {}).items()}
     values["scalars"] = {name: (key, tuple(shape)) for name, (key, shape) in values.get("scalars", {}).items()}

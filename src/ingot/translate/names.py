@@ -78,10 +78,21 @@ class Names:
         if inner in self._family.names:
             return f"blk.{index}.{self._family.names[inner]}"
         module, parameter = _split(inner)
+        stacked = self._stacked_experts(module)
+        if stacked is not None and parameter in _STACKED:
+            return f"blk.{index}.{stacked}{parameter}"
         if module not in self._family.layer or not self._is_supported(module, parameter):
             return None
         gguf_name = self._gguf_names.get_name(f"{self._family.block}.0.{module}")
         return _join(gguf_name and f"blk.{index}.{gguf_name.removeprefix('blk.0.')}", parameter)
+
+    def _stacked_experts(self, module: str) -> str | None:
+        """Return llama.cpp's name within a layer for a module that stacks all experts; None for any other module."""
+        experts = self._family.experts
+        prefix, _, last = module.rpartition(".")
+        if experts is None or prefix != experts.prefix or last not in experts.modules:
+            return None
+        return f"ffn_{experts.modules[last]}_exps"
 
     def _is_supported(self, module: str, parameter: str) -> bool:
         """Return whether llama.cpp has this parameter of a module: it supports biases of only some modules."""

@@ -40,6 +40,8 @@ _LONGROPE = "longrope"
 _LONGROPES = ("longrope", "su")
 _LLAMA3 = "llama3"
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_NEGLIGIBLE = 1e-5
+"""Radians per position; Qwen3-VL's last frequencies, which llama.cpp does not rotate, have 4e-7."""
 _NEAR = 1e-5
 """Relative difference of divisors that are computed in f32 and f64."""
 _FACTORS = {"long_factor": LONG, "short_factor": SHORT}
@@ -57,6 +59,9 @@ _LENGTH = "original_max_position_embeddings"
 _POSITIONS = "max_position_embeddings"
 _PARTIAL = "partial_rotary_factor"
 _SECTIONS = "mrope_section"
+MULTIMODAL_KEYS = (_SECTIONS, "mrope_interleaved")
+_MULTIMODAL = "mrope"
+"""The rotary embedding of Qwen's models of several parts. For text it is the default."""
 _ROTATED = "rotary_dim"
 _PHI3_LENGTH = 4096  # default if Phi-3's config.json states none
 
@@ -81,6 +86,7 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if family is not None and family.partial_default != 1:
         rope.setdefault(_PARTIAL, family.partial_default)
     rope.setdefault("rope_type", rope.get("type", "default"))
+    rope["rope_type"] = "default" if rope["rope_type"] == _MULTIMODAL else rope["rope_type"]
     if rope["rope_type"] in _LONGROPES or (rope["rope_type"] == "yarn" and _FACTORS.keys() <= rope.keys()):
         rope["rope_type"] = _LONGROPE  # early Phi-3 files use "su" or "yarn" for it
         length = config.get(_LENGTH, _PHI3_LENGTH if config.get("model_type") == "phi3" else None)
@@ -116,7 +122,24 @@ def to_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, list[
         if sum(sections) > head_size(config):  # llama.cpp ends the process
             raise number_error(_SECTIONS, f"a sum of at most the head's {head_size(config)} dimensions", sections)
         metadata[f"{family.arch}.{_SECTIONS_KEY}"] = ("array:i32", [*sections, 0, 0, 0, 0][:4])
+        dropped += _unrotated_frequencies(config, family, sections)
     return metadata, dropped
+
+
+def _unrotated_frequencies(config: Mapping[str, Any], family: Family, sections: list[int]) -> Iterator[str]:
+    """Yield a note if llama.cpp does not rotate frequencies that have an effect.
+
+    It takes the frequencies of the three sections in turn, and uses position 0 for those beyond a section's length.
+    transformers uses the first section's position for them.
+    """
+    lengths = [*sections, 0, 0, 0][:3]
+    count = rotated_size(config) // 2
+    theta = rope_of(config)["rope_theta"]
+    if not family.alternates or not is_number(theta) or theta <= 1 or count > _MAX_HEAD:
+        return
+    beyond = [index for index in range(count) if index >= 3 * lengths[index % 3]]
+    if any(theta ** (-index / count) > _NEGLIGIBLE for index in beyond):
+        yield f"{_SECTIONS} {sections}: llama.cpp's {family.arch} does not rotate {len(beyond)} of {count} frequencies"
 
 
 def tensors(config: Mapping[str, Any], family: Family) -> dict[str, Array]:
@@ -187,6 +210,7 @@ def _add_metadata(config: Mapping[str, Any], family: Family, metadata: Typed) ->
 
 def _unsupported_parameters(config: Mapping[str, Any], rope: Mapping[str, Any], family: Family) -> Iterator[str]:
     """Yield rotary parameters that llama.cpp does not read, or that this family's graph does not compute."""
+    read = {*_KEYS, *(MULTIMODAL_KEYS if family.sections else ())}
     carried = {key for key, _, _ in family.keys}
     share = rope.get(_PARTIAL)
     if share not in (None, 1.0) and not family.partial and not family.latent:
@@ -196,7 +220,7 @@ def _unsupported_parameters(config: Mapping[str, Any], rope: Mapping[str, Any], 
     yield from (
         f"rope_parameters {str(key)[:40]}"
         for key, value in rope.items()
-        if key not in _KEYS and value is not None and f"rope_parameters.{key}" not in carried
+        if key not in read and value is not None and f"rope_parameters.{key}" not in carried
     )
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.naming.config import CONFIG
+from ingot.translate import rotary
+from ingot.translate.config_numbers import nested_value, number_error
 from ingot.translate.families import FAMILIES, Family
+from ingot.translate.keys import Typed
 from ingot.views.names import rename
 
 RULE = "architecture.names"
@@ -21,8 +26,17 @@ _WRAPPERS = (
 )
 """Prefixes that programs put before the names of a model: adapters, compilers, trainers, and models of several parts.
 """
-_SHARED = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
+_TIED = "tie_word_embeddings"
+_SHARED = (_TIED, "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
 """Keys of ``config.json`` that stand outside of ``text_config`` and describe the text model too."""
+_FLAT: Mapping[str, str] = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+"""Model types whose ``config.json`` may hold the text model's keys at its top level, and the text model's type."""
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = json.loads(
+    resources.files("ingot.translate").joinpath("text_defaults.json").read_bytes()
+)
+"""transformers' defaults by model type. A ``text_config`` that transformers 4 wrote omits keys with these values."""
+_EXPERT_COUNTS = frozenset(("num_experts", "num_local_experts", "n_routed_experts"))
+_MULTIMODAL_KEY = re.compile(r"(?:vision|image|video|audio)_.+")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -30,25 +44,88 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
     None too if Ingot does not translate the text model's family.
     """
+    model_type = config.get("model_type")
     text = config.get(_TEXT)
-    if config.get("model_type") in FAMILIES or not isinstance(text, Mapping):
+    if model_type in FAMILIES:
         return None
-    family = FAMILIES.get(str(text.get("model_type")))
+    if text is None and model_type in _FLAT:
+        text = {key: value for key, value in config.items() if not _MULTIMODAL_KEY.fullmatch(key)}
+        text["model_type"] = _FLAT[str(model_type)]
+    if not isinstance(text, Mapping):
+        return None
+    family = FAMILIES.get(str(text.get("model_type", _FLAT.get(str(model_type)))))
     if family is None:
         return None
+    nested = config.get(_TEXT)
+    defaults = omitted_keys(nested, family) if isinstance(nested, Mapping) else {}
     shared = {key: config[key] for key in _SHARED if config.get(key) is not None and text.get(key) is None}
-    return {**shared, **text, "architectures": [family.model_class]}
+    if text.get(_TIED) is False and config.get(_TIED) is True:
+        shared[_TIED] = True
+    return {**defaults, **text, **shared, "model_type": family.model_type, "architectures": [family.model_class]}
 
 
-def with_text_config(files: Mapping[str, str], config: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the files and the config of the text model of a model of several parts; those of other models unchanged.
+def omitted_keys(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return the keys that a ``text_config`` omits, with their defaults in transformers."""
+    present = {*text, *(_EXPERT_COUNTS if _EXPERT_COUNTS & set(text) else ())}
+    return {key: value for key, value in _DEFAULTS.get(family.model_type, {}).items() if key not in present}
 
-    ``files`` are texts by name.
+
+def outer_metadata(config: Mapping[str, Any], family: Family) -> Typed:
+    """Return the GGUF metadata that depend on the ``config.json`` of the model of several parts (``Family.counted``).
+
+    Raises ``UnsupportedError`` ``architecture.config``: a key is no list.
+    """
+    metadata: Typed = {}
+    for name, (key, default) in family.counted.items():
+        if not isinstance(config.get(key.partition(".")[0]), Mapping):
+            continue
+        values = nested_value(config, key)
+        if values is not None and not isinstance(values, list):
+            raise number_error(key, "a list", values)
+        metadata[f"{family.arch}.{name}"] = ("u32", default if values is None else len(values))
+    return metadata
+
+
+def as_plain(config: Mapping[str, Any], family: Family) -> tuple[dict[str, Any], list[str]]:
+    """Return the ``config.json`` of the class with a head that computes the same for text, and notes.
+
+    A config of any other family is unchanged.
+    """
+    if not family.plain:
+        return dict(config), []
+    plain = FAMILIES[family.plain]
+    ignored = {key for key, values in family.assumed.items() if not values}
+    rope = {key: value for key, value in rotary.rope_of(config).items() if key not in rotary.MULTIMODAL_KEYS}
+    result = {
+        **plain.defaults,
+        **{key: value for key, value in config.items() if key != "rope_scaling" and key not in ignored},
+        "model_type": plain.model_type,
+        "architectures": [plain.model_class],
+        "rope_theta": rope["rope_theta"],
+        "rope_parameters": rope,
+    }
+    note = (
+        f"transformers has no class with a head for {family.model_type}: the folder is {plain.model_type}, which "
+        "computes the same for text but has no positions for images"
+    )
+    return result, [note]
+
+
+def with_text_config(
+    files: Mapping[str, str], config: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, Any], list[str]]:
+    """Return the files and the config of the text model of a model of several parts, and notes.
+
+    Those of other models are unchanged. ``files`` are texts by name.
     """
     text = text_config(config)
     if text is None:
-        return dict(files), dict(config)
-    return {**files, CONFIG: json.dumps(text, indent=2) + "\n"}, text
+        return dict(files), dict(config), []
+    nested = config.get(_TEXT)
+    omitted = omitted_keys(nested, FAMILIES[text["model_type"]]) if isinstance(nested, Mapping) else {}
+    values = ", ".join(f"{key} {value}" for key, value in omitted.items())
+    notes = [f"text_config omits keys, which have transformers' defaults: {values}"] if omitted else []
+    return {**files, CONFIG: json.dumps(text, indent=2) + "\n"}, text, notes
 
 
 def with_usual_names(checkpoint: Checkpoint, family: Family) -> View:

@@ -30,6 +30,7 @@ from ingot.translate import companions, hyper, keys, layer_scalars, pooling, rot
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
 from ingot.translate.expected import absent_tensors
 from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, family_of, has_classifier
+from ingot.translate.fused_experts import split_fused_experts
 from ingot.translate.split_tensors import join_tensors, packed_latent, split_tensors
 from ingot.translate.steps import apply_steps, computed_names, undo_steps
 from ingot.translate.tensor_plan import (
@@ -44,7 +45,7 @@ from ingot.translate.tensor_plan import (
     plan_to_gguf,
     plan_to_model,
 )
-from ingot.translate.text_models import with_text_config, with_usual_names
+from ingot.translate.text_models import as_plain, outer_metadata, with_text_config, with_usual_names
 from ingot.translate.unsupported_families import missing_config, require_family, unknown_architecture
 from ingot.views.dense import Change, add, change
 from ingot.views.nvfp4_scales import join_second_scales, rounded_second_scales, split_second_scales
@@ -83,7 +84,8 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         ``architecture.companion``: ``config.json`` is no JSON object.
     """
     files = companions.read_files(checkpoint.companions)
-    files, config = with_text_config(files, companions.parse_file(files, CONFIG))
+    outer = companions.parse_file(files, CONFIG)
+    files, config, text_notes = with_text_config(files, outer)
     family = require_family(config if CONFIG in files else None, checkpoint.location)
     config = hyper.usual_keys(config, family)
     named = with_usual_names(checkpoint, family)
@@ -91,6 +93,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     packed = packed_latent(checkpoint) if family.latent else []
     can_split = not packed
     checkpoint = apply_steps(split_second_scales(checkpoint), config, family)
+    checkpoint = split_fused_experts(checkpoint, config, family)
     checkpoint = split_tensors(checkpoint, config, family, parted=can_split)
     plan = plan_to_gguf(checkpoint, config, family)
     rows, notes = _require_rows(checkpoint, plan, config)
@@ -109,6 +112,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
             if name.endswith(f".{module}.weight") and len(checkpoint[name].shape) == 2
         }
     typed |= layer_scalars.to_metadata(checkpoint, family)
+    typed |= outer_metadata(outer, family)
     tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
@@ -131,7 +135,9 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     view = change(view, changes)
     view = _with_label(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
     renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
-    return View(view, [*named.notes, renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted))
+    return View(
+        view, [*named.notes, *text_notes, renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted)
+    )
 
 
 def _describe_rounding(
@@ -244,7 +250,6 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         raise missing_config(family, checkpoint.location)
     has_head = original.get("architectures") not in (None, [family.model_class]) or CLASSES in checkpoint
     plan = plan_to_model(checkpoint, metadata, family, base=family.base if has_head else "")
-    notes = list[str]()
     omitted = {name: checkpoint[name] for name in plan.omissions}
     view = join_second_scales(apply_to_model(checkpoint, plan))
     changes = _narrowing_changes(view, family, plan)
@@ -271,6 +276,7 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     config[dtype_key] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_dtype(view), "float32")
     if original:
         config, changed = hyper.merge_configs(original, _without_token_ids(config, metadata), family)
+    config, notes = as_plain(config, family)
     view = join_tensors(view, hyper.usual_keys(config, family), family)
     absent = [] if original else absent_tensors(config, family, view)
     if absent:
