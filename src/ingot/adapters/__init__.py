@@ -1,1 +1,1 @@
-"""Adapters of models: LoRA, rsLoRA and DoRA of PEFT, and their GGUF and MLX forms (``spec/adapters.md``)."""
+"""Adapters of models: LoRA, rsLoRA and DoRA, stored as PEFT, GGUF or MLX files (``spec/adapters.md``)."""

@@ -1,4 +1,4 @@
-"""Conversion of adapters between the forms of PEFT, llama.cpp and mlx_lm."""
+"""Conversion of adapters between the file formats of PEFT, llama.cpp and mlx_lm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MLX_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 @dataclass(frozen=True, slots=True)
 class AdapterConvertReport(Reportable):
-    """A converted adapter: its forms before and after, and the number of tensors of the base that it changes."""
+    """The result of converting an adapter: its format before and after, and how many base tensors it changes."""
 
     source: str
     destination: str
@@ -39,7 +39,7 @@ class AdapterConvertReport(Reportable):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return the figures."""
+        """Return the figures and the lines of text."""
         lines = [
             Line("{source} ({source_kind}) -> {destination} ({target})"),
             Line("{changed} tensors of the base are changed", "adapter"),
@@ -51,10 +51,11 @@ class AdapterConvertReport(Reportable):
 
 @takes(AdapterConvertOptions, "adapter")
 def convert_adapter(options: AdapterConvertOptions) -> AdapterConvertReport:
-    """Write an adapter in the form of PEFT, llama.cpp or mlx_lm.
+    """Convert an adapter to the file format of PEFT, llama.cpp or mlx_lm.
 
-    Factors keep their values and element types. If the form has one scale for all modules, other scales are multiplied
-    into one factor in f32. Rows of q and k get the order that the base has.
+    Factors keep their values and element types. If the target format has one scale for all modules, scales that differ
+    are multiplied into one factor in f32. llama.cpp and transformers order the rows of q and k differently; these rows
+    are reordered.
 
     Returns
     -------
@@ -63,9 +64,10 @@ def convert_adapter(options: AdapterConvertOptions) -> AdapterConvertReport:
     Raises
     ------
     UsageError
-        ``adapter.option``: GGUF without ``base``; ``adapter.none``.
+        ``adapter.option``: conversion from or to GGUF without ``base``; ``adapter.none``: no adapter.
     UnsupportedError
-        ``adapter.base``, ``adapter.shape``, ``adapter.unsupported``; the errors of ``open_adapter``.
+        ``adapter.base``, ``adapter.shape``: the adapter does not fit the base; ``adapter.unsupported``: the target
+        format cannot express a change; the errors of ``open_adapter``.
     """
     out = Location.parse(options.out)
     with open_adapter(options.adapter) as adapter:
@@ -116,7 +118,7 @@ def _model_files(changes: Mapping[str, Sequence[Change]], target: str, base: str
 
 
 def _with_mlx_stacks(changes: Mapping[str, Sequence[Change]]) -> dict[str, list[Change]]:
-    """Return the changes with experts in the stacks that mlx_lm makes of them."""
+    """Return the changes with separate experts joined into the stacks that mlx_lm uses."""
     result: dict[str, list[Change]] = {}
     stacks: dict[str, dict[int, LowRank]] = {}
     for name, items in changes.items():

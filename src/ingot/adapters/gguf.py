@@ -1,4 +1,4 @@
-"""Reader of GGUF adapters: ``general.type`` is ``adapter``; tensors are named ``X.weight.lora_a`` and ``.lora_b``."""
+"""Reader and writer of GGUF adapters: ``general.type`` is ``adapter``; names end in ``.lora_a`` or ``.lora_b``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ ALPHA = "adapter.lora.alpha"
 
 
 def read_changes(checkpoint: Checkpoint) -> dict[str, list[Change]]:
-    """Return the changes of a GGUF adapter by llama.cpp's tensor names.
+    """Return the changes of a GGUF adapter, keyed by llama.cpp's tensor names.
 
     Raises
     ------
     UnsupportedError
-        ``adapter.method``: another adapter than LoRA; ``adapter.config``: a control vector, or an aLoRA.
+        ``adapter.method``: the adapter is not LoRA; ``adapter.config``: an aLoRA, or a replaced norm.
     FormatError
-        ``adapter.config``, ``adapter.tensors``, ``adapter.rank``.
+        ``adapter.config``: no valid alpha; ``adapter.tensors``: unknown names, a missing factor, or no tensors;
+        ``adapter.rank``: the shapes of two factors do not fit together.
     """
     metadata = checkpoint.metadata
     method = metadata.get("adapter.type")
@@ -50,7 +51,7 @@ def read_changes(checkpoint: Checkpoint) -> dict[str, list[Change]]:
         weight, _, role = name.rpartition(".")
         if role in ("lora_a", "lora_b"):
             parts.setdefault(weight, {})[role] = Factor.from_tensor(checkpoint[name])
-        elif name.endswith("norm.weight"):  # llama.cpp keeps these and does not use them
+        elif name.endswith("norm.weight"):  # llama.cpp accepts these tensors but does not apply them
             raise UnsupportedError(
                 "the adapter replaces a norm, which llama.cpp does not apply", rule=CONFIG_RULE, where=name
             )
@@ -86,7 +87,10 @@ def _low_rank(weight: str, factors: Mapping[str, Factor], alpha: float) -> LowRa
 
 
 def gguf_tensors(changes: Mapping[str, Sequence[Change]], alpha: float) -> Iterator[tuple[str, Factor]]:
-    """Yield the tensors of a GGUF adapter for changes by llama.cpp's names; scales are those of ``alpha``.
+    """Yield the tensors of a GGUF adapter for changes keyed by llama.cpp's tensor names.
+
+    The format has one ``alpha`` for all modules. If a module has another scale, the ratio is multiplied into one
+    factor.
 
     Raises ``UnsupportedError`` ``adapter.unsupported``: a change that GGUF adapters cannot express.
     """
@@ -109,7 +113,7 @@ def gguf_tensors(changes: Mapping[str, Sequence[Change]], alpha: float) -> Itera
 
 
 def gguf_metadata(arch: str, alpha: float, base: str | None) -> dict[str, Any]:
-    """Return the metadata of a GGUF adapter."""
+    """Return the metadata of a GGUF adapter for an architecture; ``base`` is the name of the base, if known."""
     values: dict[str, Any] = {
         "general.architecture": arch,
         "general.type": "adapter",

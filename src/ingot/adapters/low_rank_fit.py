@@ -1,7 +1,8 @@
-"""The best low-rank approximation of a fine-tune's change: singular vectors in f32, ranks by error or by size.
+"""The best low-rank approximation of the difference between a fine-tune and its base.
 
-The vectors come from randomized subspace iteration (Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4 and
-5.1) with a fixed start. ``codecs.wrap.low_rank_fit`` has the same in f64, three times slower, for stored deltas.
+Singular vectors are computed in f32; the rank follows from a limit of the error or of the size. The algorithm is
+randomized subspace iteration (Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4 and 5.1) with a fixed
+seed. ``codecs.wrap.low_rank_fit`` implements it for stored deltas in f64, which is three times slower.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from ingot.quantization.encode import Whitening
 ITERATIONS = 2
 _SEED = 0x10A4
 _EXACT = 192  # smaller matrices are decomposed exactly
-_FIRST_RANK = 32  # of a search for the rank that an error needs
-_NOISE = 1e-6  # singular values below this share are rounding errors
-_BLOCK = 1 << 20  # elements whose residual is computed at a time
+_FIRST_RANK = 32  # the first rank that ``with_error`` tries
+_NOISE = 1e-6  # relative to the largest; smaller singular values are rounding errors
+_BLOCK = 1 << 20  # elements of the residual that are computed at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Factors ``b @ a`` of a change, rounded to their element type, and the share of the change that they leave."""
+    """Factors of a change, ``b @ a``, rounded to their element type.
+
+    ``error`` is the norm of the difference between change and product, relative to the norm of the change.
+    """
 
     a: Array
     b: Array
@@ -40,7 +44,7 @@ class Factors:
 
 
 class Change:
-    """The change of one matrix, as the norm weighs it.
+    """The difference between one matrix of a fine-tune and of its base, weighted for the error norm.
 
     Parameters
     ----------
@@ -71,13 +75,13 @@ class Change:
         return _leading_vectors(self._weighted, min(count, self.limit))[1]
 
     def with_rank(self, rank: int, dtype: str) -> Factors:
-        """Return the factors of a rank, or of the rank of the change if that is less."""
+        """Return factors of rank ``rank``, or of the largest possible rank if that is smaller."""
         return self._factors(*_leading_vectors(self._weighted, min(rank, self.limit)), dtype)
 
     def with_error(self, max_error: float, dtype: str) -> Factors:
-        """Return the factors of the smallest rank that leave at most a share of the change.
+        """Return factors of the smallest rank whose relative error is at most ``max_error``.
 
-        Raises ``UnsupportedError`` ``adapter.error``: factors with fewer elements than the matrix leave more.
+        Raises ``UnsupportedError`` ``adapter.error``: no factors with fewer elements than the matrix are that accurate.
         """
         count = min(_FIRST_RANK, self.useful_limit)
         while True:
@@ -118,7 +122,7 @@ class Change:
         return Factors(stored[0], stored[1], self._error(*stored))
 
     def _error(self, a: Array, b: Array) -> float:
-        """Return the norm of what the factors leave, as a share of the change's norm."""
+        """Return the norm of the difference between change and product, relative to the norm of the change."""
         if self._whitening is None:
             step = max(1, _BLOCK // max(1, a.shape[1]))
             starts = range(0, len(b), step)
@@ -129,16 +133,16 @@ class Change:
 
 
 def ranks_for_size(values: Mapping[str, Array], costs: Mapping[str, int], size: int) -> dict[str, int]:
-    """Return the rank of each matrix for which the matrices' factors leave the least in total.
+    """Return the ranks of the matrices that minimize the total error of factors with at most ``size`` bytes in total.
 
     Parameters
     ----------
     values : mapping of name to array
-        Singular values, descending. A rank has at most their number.
+        Singular values of each matrix, descending. Their number is the largest possible rank.
     costs : mapping of name to int
-        Bytes of one rank of a matrix.
+        The number of bytes by which one more rank enlarges the factors of a matrix.
     size : int
-        The most bytes of all factors.
+        The maximum size of all factors together, in bytes.
     """
     ranks = dict.fromkeys(values, 0)
     heap = [(-(float(item[0]) ** 2) / costs[name], name) for name, item in values.items() if len(item)]
@@ -155,14 +159,14 @@ def ranks_for_size(values: Mapping[str, Array], costs: Mapping[str, int], size: 
 
 
 def _squared_norm(values: Array) -> float:
-    """Return the sum of squares; each row is summed in f32, the rows in f64."""
+    """Return the sum of squares; each row is summed in f32, the sums of the rows in f64."""
     return float(np.einsum("ij,ij->i", values, values).sum(dtype=np.float64))
 
 
 def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
-    """Return the leading singular vectors: columns [rows, r], values [r] and rows [r, cols], r at most ``count``.
+    """Return leading singular vectors and values: left vectors [rows, r], values [r], right vectors [r, cols].
 
-    Vectors of singular values that are zero up to rounding are left out.
+    ``r`` is at most ``count``. Singular values that are zero up to rounding are omitted.
     """
     size = count + OVERSAMPLING
     if min(rows.shape) <= max(2 * size, _EXACT):
@@ -184,5 +188,5 @@ def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
 
 
 def _span(columns: Array) -> Array:
-    """Return an orthonormal base of the columns' space in f32."""
+    """Return an orthonormal basis of the column space in f32."""
     return orthonormal(columns.astype(np.float64)).astype(np.float32)

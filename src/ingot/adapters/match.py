@@ -1,4 +1,4 @@
-"""Matching of an adapter with its base: every change gets the name and the orientation of a tensor of the base."""
+"""Matching of an adapter with a base: each change gets the name and the orientation of a tensor of the base."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRANSPOSED_EXPERTS = ("gpt_oss", "llama4", "llama4_text")
 _EXPERTS = re.compile(
     r"(?P<start>.+)\.(?:mlp\.experts|mlp\.switch_mlp|block_sparse_moe\.switch_mlp)\.(?P<part>\w+?)(?:\.weight)?\Z"
 )
-# The block and the modules of gate, up and down of checkpoints that store each expert separately.
+# For checkpoints that store experts separately: the experts' block, and its modules for gate, up and down.
 _SEPARATE = (
     ("mlp.experts", {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}),
     ("block_sparse_moe.experts", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
@@ -43,13 +43,15 @@ _PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 def match(adapter: Adapter, base: Checkpoint) -> dict[str, list[Change]]:
-    """Return the changes of an adapter by the names of the base's tensors, in their orientation.
+    """Return the changes of an adapter, keyed by the base's tensor names and in the orientation of the base's tensors.
 
     Raises
     ------
     UnsupportedError
-        ``adapter.base``: tensors that the base lacks; ``adapter.shape``: another shape. The base is another model.
-        ``adapter.unsupported``, ``adapter.tensors``; ``architecture.*``: names that cannot be translated.
+        ``adapter.base``: the base lacks tensors that the adapter changes; ``adapter.shape``: a tensor has another
+        shape. Both mean that the adapter belongs to another model. ``adapter.unsupported``: a change that cannot be
+        translated; ``adapter.tensors``: a tensor of the base has no floating-point values; ``architecture.*``: names
+        that cannot be translated.
     """
     changes = {name: list(items) for name, items in adapter.changes.items()}
     is_gguf = adapter.writer == "gguf"
@@ -95,7 +97,7 @@ def _missing_error(
 
 
 def _with_base_names(changes: Mapping[str, list[Change]], base: Checkpoint) -> dict[str, list[Change]]:
-    """Return changes under the names of the base, which may have another prefix or store experts otherwise."""
+    """Return changes keyed by the base's names; the base may use another prefix, or fuse or separate the experts."""
     renamed: dict[str, list[Change]] = {}
     grouped: dict[str, dict[int, LowRank]] = {}
     prefix = _prefix(changes, base)
@@ -120,13 +122,13 @@ def _with_base_names(changes: Mapping[str, list[Change]], base: Checkpoint) -> d
 
 
 def with_prefix(changes: Mapping[str, Sequence[Change]], names: Container[str]) -> dict[str, Sequence[Change]]:
-    """Return changes under names with the prefix that most of them need to be among ``names``."""
+    """Return changes with the prefix of their names replaced, so that most names are among ``names``."""
     old, new = _prefix(changes, names)
     return {name if name in names else f"{new}{name.removeprefix(old)}": items for name, items in changes.items()}
 
 
 def _prefix(changes: Mapping[str, object], base: Container[str]) -> tuple[str, str]:
-    """Return the prefix of the adapter's names and the prefix that replaces it in the base, if most names need it."""
+    """Return the prefix to remove from the adapter's names, and the prefix to add, so that most are in ``base``."""
     best = ("", "")
     best_count = sum(name in base for name in changes)
     for old in _PREFIXES:
@@ -140,7 +142,7 @@ def _prefix(changes: Mapping[str, object], base: Container[str]) -> tuple[str, s
 
 
 def _separate_experts(name: str, items: Sequence[Change], base: Container[str]) -> list[tuple[str, Change]]:
-    """Return the changes of separate experts for the change of a stack; empty if the base has no such experts."""
+    """Return the change of a stack as changes of separate experts; empty if the base has no such experts."""
     match = _EXPERTS.match(name)
     if match is None or not all(isinstance(item, LowRank) and len(item.a.shape) == 3 for item in items):
         return []
@@ -162,13 +164,15 @@ def _separate_experts(name: str, items: Sequence[Change], base: Container[str]) 
 
 
 def _half(item: LowRank, position: int, count: int) -> LowRank:
-    """Return the change of one of ``count`` equal ranges of rows."""
+    """Return the change of the rows in range ``position`` of ``count`` equal ranges."""
     rows = item.b.shape[0] // count
     return item if count == 1 else replace(item, b=item.b.take(np.arange(position * rows, (position + 1) * rows)))
 
 
 def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tuple[str, int, LowRank] | None:
-    """Return the stack of the base that contains an expert's matrix, its index, and its change."""
+    """Return the base's stack that contains an expert's matrix, the expert's index, and its change; None without a
+    stack.
+    """
     match = _EXPERT.match(name)
     if match is None or len(items) != 1 or not isinstance(items[0], LowRank):
         return None
@@ -183,7 +187,7 @@ def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tup
 def with_split_experts(
     changes: Mapping[str, list[Change]], stacks: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Change]]:
-    """Return changes of fused experts as changes of separate experts, by the names that the stacks contain."""
+    """Return changes with fused experts split into separate experts; ``stacks`` contains the names of the experts."""
     members = {name for names in stacks.values() for name in names}
     result: dict[str, list[Change]] = {}
     for name, items in changes.items():
@@ -199,9 +203,10 @@ def _separate_in(name: str, items: Sequence[Change], members: set[str]) -> list[
 
 
 def fit(item: Change, name: str, shape: tuple[int, ...], adapter: Adapter, model_type: str) -> Change:
-    """Return a change in the orientation of a tensor of the base.
+    """Return a change, transposed if necessary, that fits the tensor ``name`` of the base, which has the shape
+    ``shape``.
 
-    Raises ``UnsupportedError`` ``adapter.shape``: the tensor has another shape.
+    Raises ``UnsupportedError`` ``adapter.shape``: the change fits in no orientation.
     """
     for candidate in _orientations(item, name, shape, model_type):
         if _fits(candidate, shape):

@@ -1,4 +1,4 @@
-"""Reader of MLX adapters: ``adapter_config.json`` and ``adapters.safetensors`` of mlx_lm."""
+"""Reader and writer of MLX adapters: ``adapter_config.json`` and ``adapters.safetensors`` of mlx_lm."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings")
 
 
 def read_changes(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, list[Change]]:
-    """Return the changes of an MLX adapter by the names of the base's tensors.
+    """Return the changes of an MLX adapter, keyed by the base's tensor names.
 
     Raises
     ------
     UnsupportedError
-        ``adapter.method``.
+        ``adapter.method``: the adapter is neither LoRA nor DoRA.
     FormatError
-        ``adapter.config``, ``adapter.tensors``, ``adapter.rank``.
+        ``adapter.config``: no valid scale; ``adapter.tensors``: unknown names, a missing factor, or no tensors;
+        ``adapter.rank``: the shapes of two factors do not fit together.
     """
     method = config.get("fine_tune_type", "lora")
     if method not in _METHODS:

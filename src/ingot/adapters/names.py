@@ -1,6 +1,6 @@
-"""Translation of an adapter's changes between transformers' and llama.cpp's tensor names, in both directions.
+"""Translation of an adapter's changes between the tensor names of transformers and llama.cpp, in both directions.
 
-The plans of ``translate.tensor_plan`` for the base determine names, orders of rows, and stacks of experts.
+The base's plan of ``translate.tensor_plan`` determines the names, the orders of rows and the stacks of experts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class NameTable:
     ----------
     family : Family
     names : mapping
-        llama.cpp's names by transformers' names.
+        The name in llama.cpp, keyed by the name in transformers.
     order : mapping
-        By transformers' names, the order of rows that llama.cpp has: its row ``i`` is transformers' row ``order[i]``.
+        The order of rows in llama.cpp, keyed by the name in transformers: row ``i`` is row ``order[i]`` of
+        transformers.
     stacks : mapping
-        Transformers' names of experts by llama.cpp's name of their stack.
+        The names of experts in transformers, keyed by the name of their stack in llama.cpp.
     """
 
     family: Family
@@ -47,7 +48,7 @@ class NameTable:
 
 
 def name_table(base: Checkpoint) -> NameTable:
-    """Return the names of a base, a model folder or a GGUF file.
+    """Return the names of the tensors of a base, which is a model folder or a GGUF file.
 
     Raises the errors of ``plan_to_gguf`` and ``plan_to_model``, such as ``architecture.unknown``.
     """
@@ -68,9 +69,9 @@ def name_table(base: Checkpoint) -> NameTable:
 
 
 def to_gguf_changes(changes: Mapping[str, Sequence[Change]], table: NameTable) -> dict[str, list[Change]]:
-    """Return changes by transformers' names as changes by llama.cpp's names.
+    """Return changes keyed by llama.cpp's tensor names, given changes keyed by transformers' names.
 
-    Raises ``UnsupportedError`` ``adapter.unsupported``: a change that has no equal there.
+    Raises ``UnsupportedError`` ``adapter.unsupported``: llama.cpp has no counterpart of the tensor or of the change.
     """
     stack_of = {
         member: (stack, index) for stack, members in table.stacks.items() for index, member in enumerate(members)
@@ -92,7 +93,9 @@ def to_gguf_changes(changes: Mapping[str, Sequence[Change]], table: NameTable) -
 
 
 def to_model_changes(changes: Mapping[str, Sequence[Change]], table: NameTable) -> dict[str, list[Change]]:
-    """Return changes by llama.cpp's names as changes by transformers' names; raise as ``to_gguf_changes``."""
+    """Return changes keyed by transformers' tensor names, given changes keyed by llama.cpp's; errors:
+    ``to_gguf_changes``.
+    """
     model_names = {gguf: name for name, gguf in table.names.items()}
     result: dict[str, list[Change]] = {}
     for gguf, items in changes.items():
@@ -120,7 +123,9 @@ def _unsupported(name: str, family: Family) -> UnsupportedError:
 
 
 def _reordered(item: Change, order: Array | None, name: str, table: NameTable) -> Change:
-    """Return a change with the rows of the weight reordered: new row ``i`` is old row ``order[i]``."""
+    """Return a change with the rows of the weight reordered: new row ``i`` is old row ``order[i]``; None keeps the
+    order.
+    """
     if isinstance(item, Replacement) and table.family.shifted and name.endswith("norm.weight"):
         raise _unsupported(name, table.family)
     if order is None:
@@ -134,7 +139,7 @@ def _reordered(item: Change, order: Array | None, name: str, table: NameTable) -
 
 
 def expert_of(item: LowRank, index: int) -> LowRank:
-    """Return the change of one matrix of a stack."""
+    """Return the change of the matrix ``index`` of a stack."""
 
     def matrix(factor: Factor) -> Factor:
         return factor.map(lambda values: values[index], factor.shape[1:])
@@ -143,9 +148,11 @@ def expert_of(item: LowRank, index: int) -> LowRank:
 
 
 def stack_experts(members: Mapping[int, LowRank], count: int, name: str) -> LowRank:
-    """Return the change of a stack for the changes of its matrices; a matrix without a change gets zeros.
+    """Return the changes of single experts as one change of their stack, which has ``count`` matrices.
 
-    Raises ``UnsupportedError`` ``adapter.unsupported``: different ranks, or DoRA.
+    The change of an expert without an entry in ``members`` is zero.
+
+    Raises ``UnsupportedError`` ``adapter.unsupported``: experts with different ranks, or with DoRA.
     """
     first = next(iter(members.values()))
     same = all(item.rank == first.rank and item.magnitude is None for item in members.values())

@@ -1,4 +1,4 @@
-"""References to adapters, and options of the commands on them. The command line imports this module for its help."""
+"""References to adapters, and the options of the adapter commands. The command line takes its help texts from here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRef:
-    """An adapter's location, and the weight of its change in a sum."""
+    """An adapter's location, and the weight by which its change is multiplied."""
 
     path: str
     weight: float = 1.0
 
     @classmethod
     def parse(cls, value: object) -> AdapterRef:
-        """Return the reference for ``PATH``, ``PATH:WEIGHT``, a path or a pair of path and weight.
+        """Return the reference for ``PATH``, ``PATH:WEIGHT``, or a pair of path and weight; the default weight is 1.
 
         Raises ``UsageError`` ``adapter.weight``: the weight is not a finite number.
         """

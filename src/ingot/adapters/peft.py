@@ -28,9 +28,9 @@ _PART = re.compile(
 )
 _TOKENS = re.compile(r"(?P<module>.+?)\.(?:token_adapter\.)?trainable_tokens_delta(?:\.default)?\Z")
 _EXPERT_PARAMETERS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
-"""Parameters of fused experts in the order in which transformers' classes define them, the innermost wrapper first."""
+"""Parameters of fused experts, in the order in which transformers' classes define them and PEFT wraps them."""
 
-# Values of ``init_lora_weights`` that replace the weights of the base when training begins.
+# Values of ``init_lora_weights`` with which PEFT modifies the weights of the base before training.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # Keys of LoraConfig that change the result and that this reader does not apply.
 _REFUSED = {
@@ -87,12 +87,12 @@ _SETTINGS = frozenset(
 
 
 def read_changes(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, list[Change]]:
-    """Return the changes of a PEFT adapter by the names of the base's tensors.
+    """Return the changes of a PEFT adapter keyed by the base's tensor names.
 
     Raises
     ------
     UnsupportedError
-        ``adapter.method``: another method of PEFT than LoRA; ``adapter.config``: a setting that is not applied.
+        ``adapter.method``: a method other than LoRA; ``adapter.config``: a setting that is not applied.
     FormatError
         ``adapter.config``, ``adapter.tensors``, ``adapter.rank``: config and tensors do not fit together.
     """
@@ -200,7 +200,7 @@ class _Settings:
         return patterns
 
     def scale(self, module: str, rank: int, name: str) -> float:
-        """Return the scale of a module; raises ``FormatError`` ``adapter.rank`` if its rank is not the config's."""
+        """Return the scale of a module; raise ``FormatError`` ``adapter.rank`` if the config declares another rank."""
         declared = self.rank(module)
         if rank != declared:
             raise FormatError(
@@ -219,7 +219,7 @@ class _Settings:
         return int(rank)
 
     def token_rows(self, module: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows of an embedding that the adapter replaces."""
+        """Return the indices of the rows of an embedding that the adapter replaces."""
         value = self._config.get("trainable_token_indices")
         if isinstance(value, dict):
             value = next((rows for key, rows in value.items() if f".{module}".endswith(f".{key}")), None)
@@ -238,7 +238,7 @@ class _Settings:
 
 
 def _short_name(name: str) -> str:
-    """Return the name of a tensor in the base; PEFT writes its own module in front."""
+    """Return the base's name of a tensor: the stored name without the prefix of PEFT's wrapper."""
     while name.startswith(PREFIX):
         name = name.removeprefix(PREFIX)
     return name
@@ -252,7 +252,7 @@ def _weight_names(modules: Mapping[str, Any], settings: _Settings) -> dict[str, 
     """Return the name of the tensor that each module changes.
 
     PEFT wraps a module once for each of its parameters in ``target_parameters``, and each wrapper adds ``.base_layer``
-    to the names of the inner ones.
+    to the names of the wrappers inside it.
     """
     wrapped: dict[str, list[str]] = {}
     for module in modules:
@@ -278,7 +278,7 @@ def _weight_names(modules: Mapping[str, Any], settings: _Settings) -> dict[str, 
 
 
 def _is_parameter(module: str, target: str) -> bool:
-    """Whether a target is a parameter of the module."""
+    """Return whether a target of ``target_parameters`` names a parameter of the module."""
     return f".{module}".endswith(f".{target.rpartition('.')[0]}")
 
 
@@ -344,14 +344,14 @@ def _experts_a(a: Factor, count: int) -> Factor:
 
 
 def _experts_b(b: Factor, count: int) -> Factor:
-    """Return [experts, rows, r] for PEFT's [rows, r * experts], in which the expert's index changes fastest."""
+    """Return [experts, rows, r] for PEFT's [rows, r * experts], whose last dimension varies the expert fastest."""
     rows = b.shape[0]
     rank = b.shape[1] // count
     return b.map(lambda values: np.moveaxis(values.reshape(rows, rank, count), 2, 0), (count, rows, rank))
 
 
 def peft_tensors(changes: Mapping[str, Sequence[Change]]) -> Iterator[tuple[str, Factor]]:
-    """Yield the tensors of a PEFT adapter, by name."""
+    """Yield the names and factors of a PEFT adapter's tensors."""
     for name, items in changes.items():
         module = f"{PREFIX}{name.removesuffix('.weight')}"
         for item in items:
@@ -376,7 +376,7 @@ def _peft_module(module: str, item: LowRank) -> Iterator[tuple[str, Factor]]:
 
 
 def peft_config(changes: Mapping[str, Sequence[Change]], base: str | None) -> dict[str, Any]:
-    """Return the ``adapter_config.json`` of changes by the names of a model folder.
+    """Return the ``adapter_config.json`` for changes keyed by the tensor names of a model folder.
 
     Raises ``UnsupportedError`` ``adapter.unsupported``: changes that PEFT's LoRA cannot express.
     """

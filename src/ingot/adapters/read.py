@@ -1,4 +1,4 @@
-"""Opening of adapters in the forms of PEFT, llama.cpp and mlx_lm."""
+"""Opening of adapters in the file formats of PEFT, llama.cpp and mlx_lm."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _changes(
 
 
 def _require_effects(changes: Mapping[str, Sequence[Change]]) -> None:
-    """Raise ``FormatError`` if a change cannot be computed in f32 or has no effect.
+    """Raise ``FormatError`` if the factors of a change have no effect or its scale is not representable in f32.
 
     ``adapter.config``: the scale is 0 or infinite in f32; ``adapter.rank``: the rank is 0.
     """

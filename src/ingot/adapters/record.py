@@ -1,4 +1,4 @@
-"""The record of an adapter: the changes that it makes to the tensors of its base, in any of its file forms."""
+"""The changes that an adapter makes to the tensors of its base, independent of the adapter's file format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULE = "adapter.values"
 
 
 def finite_number(value: object) -> float | None:
-    """Return a number of a config; None for another type, NaN, an infinity, or an integer that f64 cannot hold."""
+    """Return a number of a config as a float; None for another type, NaN, infinity, or an integer too large for f64."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -38,7 +38,7 @@ class Factor:
         The name of the stored tensor, for error messages.
     shape : tuple of int
     dtype : str
-        The stored element type. Every value can be stored in it exactly.
+        The stored element type. It holds every value exactly.
     load : callable
         Returns the values in f32.
     """
@@ -50,7 +50,7 @@ class Factor:
 
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> Factor:
-        """Return the values of a stored tensor; raise ``FormatError`` ``adapter.tensors`` for integers and booleans."""
+        """Return a stored tensor as a factor; raise ``FormatError`` ``adapter.tensors`` for integers and booleans."""
         if not DTYPES[tensor.dtype].is_float:
             raise FormatError(
                 "adapter.tensors",
@@ -74,7 +74,7 @@ class Factor:
         return values
 
     def map(self, function: Callable[[Array], Array], shape: Sequence[int]) -> Factor:
-        """Return a factor with the values that ``function`` returns, which has the given shape."""
+        """Return a factor of the given shape whose values are ``function`` of this factor's values."""
         return replace(self, shape=tuple(shape), load=lambda: function(self.load()))
 
     def transpose(self) -> Factor:
@@ -82,7 +82,7 @@ class Factor:
         return self.map(lambda values: values.swapaxes(-1, -2), (*self.shape[:-2], self.shape[-1], self.shape[-2]))
 
     def take(self, index: Array, axis: int = 0) -> Factor:
-        """Return the entries ``index`` along an axis."""
+        """Return the factor with the entries ``index`` along an axis."""
         shape = list(self.shape)
         shape[axis] = len(index)
         return self.map(lambda values: np.take(values, index, axis), shape)
@@ -107,16 +107,18 @@ class LowRank:
     Parameters
     ----------
     a, b : Factor
-        Shapes [r, columns] and [rows, r] of the stored weight; stacks have the number of matrices in front.
+        Shapes [r, columns] and [rows, r] for a weight that is stored as [rows, columns]. For a stack, the number of
+        matrices precedes both shapes.
     scale : float
     magnitude : Factor, optional
-        DoRA: the norm of each output after the change.
+        For DoRA: the norm of each output's weights after the change.
     transposed : bool
         Whether the weight is stored as [inputs, outputs], as in GPT-2. Then ``a`` is the transpose of PEFT's B.
     embedding : bool
         Whether the weight is an embedding. Then ``b`` is the transpose of PEFT's A.
     any_orientation : bool
-        Whether the factors belong to experts whose stored orientation the adapter does not state.
+        Whether the weight is a stack of experts that may be stored as [outputs, inputs] or [inputs, outputs], because
+        the adapter does not declare it.
     """
 
     a: Factor
@@ -133,7 +135,7 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the change: that of the weight, or of its rows times everything else."""
+        """The shape of ``b @ a``: that of the weight; a convolution's dimensions after the first are flattened."""
         return (*self.b.shape[:-1], self.a.shape[-1])
 
     def transpose(self) -> LowRank:
@@ -141,12 +143,12 @@ class LowRank:
         return replace(self, a=self.b.transpose(), b=self.a.transpose(), transposed=not self.transposed)
 
     def with_scale(self, scale: float) -> LowRank:
-        """Return the same change with another scale; the factor between both scales goes into ``b``."""
+        """Return an equal change with another scale; ``b`` is multiplied by the ratio of the scales."""
         factor = float(np.float32(self.scale / scale))
         return replace(self, b=self.b.scaled(factor), scale=scale)
 
     def with_rank(self, rank: int) -> LowRank:
-        """Return the same change with a larger rank; the additional rows and columns are zeros."""
+        """Return an equal change with a larger rank; the factors are padded with zeros."""
         added = rank - self.rank
         if not added:
             return self
@@ -157,7 +159,7 @@ class LowRank:
         return replace(self, a=a, b=self.b.map(lambda values: np.pad(values, (*stack, (0, 0), (0, added))), b_shape))
 
     def plain(self) -> LowRank:
-        """Return the change of the weight as [outputs, inputs]."""
+        """Return the change for a weight stored as [outputs, inputs]."""
         return self.transpose() if self.transposed else self
 
 
@@ -171,7 +173,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """New values of a tensor, or of some of its rows."""
+    """New values of a tensor, or of its rows ``rows``."""
 
     values: Factor
     rows: tuple[int, ...] | None = None
@@ -199,11 +201,11 @@ class Adapter:
     method : str
         ``lora``, ``dora`` or ``full``.
     changes : mapping of name to sequence of Change
-        By the name of the changed tensor in the base. The changes of a tensor apply in order.
+        Keyed by the name of the changed tensor in the base. The changes of a tensor are applied in order.
     settings : mapping
         The adapter's config or metadata.
     base : str or None
-        The base as the adapter names it.
+        The name of the base that the adapter declares.
     source : CheckpointSource
         The opened files.
     """
@@ -218,12 +220,12 @@ class Adapter:
 
     @property
     def ranks(self) -> list[int]:
-        """The different ranks, ascending."""
+        """The distinct ranks, ascending."""
         return sorted({item.rank for items in self.changes.values() for item in items if isinstance(item, LowRank)})
 
     @property
     def low_rank(self) -> Mapping[str, LowRank]:
-        """The low-rank changes by tensor."""
+        """The low-rank changes, keyed by tensor name."""
         return {name: item for name, items in self.changes.items() for item in items if isinstance(item, LowRank)}
 
     def close(self) -> None:

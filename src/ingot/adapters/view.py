@@ -1,4 +1,4 @@
-"""The view of a base with adapters: changed tensors are computed in f32 when they are read."""
+"""The view of a base with adapters applied: changed tensors are computed in f32 when they are read."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ from ingot.model.tensor import Array, Tensor
 from ingot.stores.location import AnyPath
 from ingot.views.common import BuildTensor, lazy_tensors
 
-_BLOCK = 1 << 20  # products of a block of rows: BLAS uses one thread for them, and the block stays in the cache
-_STEP = 8  # rows of a block are a multiple of this, so that BLAS adds products in one order
+_BLOCK = 1 << 20  # multiply-adds per block of rows: small enough for one BLAS thread and for the cache
+_STEP = 8  # the rows per block are a multiple of this, so that BLAS always adds products in the same order
 _LANES = 8
 
 
 def with_adapters(
     checkpoint: Checkpoint, adapters: Sequence[AnyPath | tuple[AnyPath, float] | AdapterRef], *, exact: bool = False
 ) -> Checkpoint:
-    """Return the checkpoint with the weighted sum of the changes of adapters; nothing is computed yet.
+    """Return the checkpoint plus the weighted sum of the adapters' changes, which is computed when tensors are read.
 
     One adapter with the weight 1 gives the values of PEFT's ``merge_and_unload`` in f32, rounded once to the element
-    type of the tensor. With several, the changes of all are added to the base. Changed tensors are dense.
+    type of the tensor. With several adapters, each change is computed from the base alone, multiplied by its weight,
+    and added to the base. Changed tensors are dense.
 
     Parameters
     ----------
     checkpoint : Checkpoint
-        The base: a model folder, a GGUF file, or another container with the names of one of them.
+        The base: a model folder, a GGUF file, or another container whose tensors have the names of either.
     adapters : sequence of path, (path, weight) or "PATH:WEIGHT"
     exact : bool
         Whether changed tensors are f32, not rounded to the element type of the base.
@@ -102,7 +103,7 @@ def apply_adapters(
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The changes of one adapter to a tensor, and their weight."""
+    """The changes that one adapter makes to a tensor, and the weight of the adapter."""
 
     weight: float
     changes: Sequence[Change]
@@ -171,8 +172,8 @@ class _MergedRows:
 class Terms:
     """The sum of several adapters' changes to one tensor, applied to ranges of its rows.
 
-    The tensor is a matrix of ``rows`` x ``cols``: a stack of matrices has all their rows, a convolution one row per
-    output.
+    The tensor is treated as a matrix [rows, cols]: the matrices of a stack follow one another, and a convolution has
+    one row per output.
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], terms: Sequence[Term]) -> None:
@@ -201,7 +202,7 @@ class Terms:
             return values
 
     def apply(self, values: Array, first: int) -> Array:
-        """Return rows of the changed tensor for f32 rows of the base, the first of which has the index ``first``.
+        """Return rows of the changed tensor, given the f32 rows of the base; ``first`` is the index of the first row.
 
         Raises ``CodecError`` ``adapter.values``: a result is NaN or infinite, or a factor has such values.
         """
@@ -266,7 +267,7 @@ class Terms:
 
 
 def row_norms(values: Array) -> Array:
-    """Return the norm of each row in f32, with the sums of torch's ``linalg.norm``: eight lanes, then the lanes."""
+    """Return the norm of each row in f32, summed like torch's ``linalg.norm``: in eight lanes, then over the lanes."""
     squares = values * values
     rows, cols = values.shape
     even = cols // _LANES * _LANES
@@ -279,6 +280,6 @@ def row_norms(values: Array) -> Array:
 
 
 def column_norms(values: Array) -> Array:
-    """Return the norm of each column in f32, with sums in the order of the rows."""
+    """Return the norm of each column in f32, summed in the order of the rows."""
     norms: Array = np.sqrt(np.add.reduce(values * values, axis=0))
     return norms

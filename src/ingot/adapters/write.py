@@ -1,4 +1,4 @@
-"""Writing of adapters in the forms of PEFT, llama.cpp and mlx_lm."""
+"""Writing of adapters in the file formats of PEFT, llama.cpp and mlx_lm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DTYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The contents of an adapter's files: tensors, the metadata of the weight file, and the config of a folder."""
+    """The contents of an adapter's files: tensors, the metadata of the weight file, and the folder's config, if any."""
 
     tensors: Sequence[tuple[str, Factor]]
     metadata: Mapping[str, Any]
@@ -49,14 +49,14 @@ class AdapterFiles:
 
 
 def peft_files(changes: Mapping[str, Sequence[Change]], base: str | None) -> AdapterFiles:
-    """Return a PEFT adapter; raise ``UnsupportedError`` ``adapter.unsupported`` for a change that PEFT lacks."""
+    """Return a PEFT adapter; raise ``UnsupportedError`` ``adapter.unsupported`` if PEFT cannot express a change."""
     return AdapterFiles([*peft_tensors(changes)], {"format": "pt"}, peft_config(changes, base))
 
 
 def gguf_files(changes: Mapping[str, Sequence[Change]], arch: str, base: str | None) -> AdapterFiles:
-    """Return a GGUF adapter of an architecture for changes by llama.cpp's names.
+    """Return a GGUF adapter of the architecture ``arch`` for changes keyed by llama.cpp's tensor names.
 
-    Scales that differ from that of most modules are multiplied into ``lora_b``.
+    The format has one alpha; a module whose scale needs another alpha gets the ratio multiplied into one factor.
 
     Raises ``UnsupportedError`` ``adapter.unsupported``: DoRA, biases and new values; a scale that f32 cannot hold.
     """
@@ -79,9 +79,10 @@ def gguf_files(changes: Mapping[str, Sequence[Change]], arch: str, base: str | N
 
 
 def mlx_files(changes: Mapping[str, Sequence[Change]], base: str | None) -> AdapterFiles:
-    """Return an MLX adapter, which has one rank and one scale.
+    """Return an MLX adapter.
 
-    Smaller ranks are padded with zeros, and other scales are multiplied into ``lora_b``.
+    The format has one rank and one scale for all modules. Smaller ranks are padded with zeros, and other scales are
+    multiplied into ``lora_b``.
 
     Raises ``UnsupportedError`` ``adapter.unsupported``: biases, new values and transposed weights; DoRA of only some
     modules.
@@ -134,7 +135,10 @@ def _layer_of(name: str) -> int:
 
 
 def adapter_destination(out: Location, program: str) -> Destination:
-    """Return the destination of an adapter; raise ``UnsupportedError`` ``adapter.unsupported`` for another suffix."""
+    """Return the destination of an adapter.
+
+    Raises ``UnsupportedError`` ``adapter.unsupported``: a folder for llama.cpp, or a file for PEFT or MLX.
+    """
     target = destination(out, GGUF if program == GGUF else "safetensors")
     if (program == GGUF and target.directory) or (program != GGUF and not target.directory):
         expected = "a file name that ends in .gguf" if program == GGUF else "a folder"
@@ -148,7 +152,7 @@ def stage_adapter(target: Destination, *, overwrite: bool) -> Staging:
 
 
 def write_files(files: AdapterFiles, program: str, out: Location, *, overwrite: bool) -> tuple[str, int]:
-    """Write an adapter, which appears when it is complete; return its location and the size of its tensors in bytes.
+    """Write an adapter atomically; return its location and the size of its tensors in bytes.
 
     Raises the errors of ``adapter_destination``, ``stage`` and of the format's writer.
     """

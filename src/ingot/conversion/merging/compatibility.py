@@ -16,7 +16,7 @@ RULE = "merge.model"
 _TOKENIZER = "tokenizer.json"
 _MAX_TOKENIZER = 8 * MAX_CONFIG
 _ESSENTIAL = ("model_type", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rope_theta")
-"""Settings that decide how a program uses the tensors. Models that differ in one cannot be merged."""
+"""Settings that determine what the tensors mean. Models that differ in one of them cannot be merged."""
 _IGNORED = (
     *("_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"),
     *("quantization_config", "quantization", "tie_word_embeddings", "_attn_implementation", "finetuning_task"),
@@ -30,7 +30,8 @@ _MAX_LISTED = 8
 def require_same_model(base: Checkpoint, model: Checkpoint, location: str) -> list[str]:
     """Compare architecture, settings and vocabulary of a model with those of the base; return notes on differences.
 
-    Raises ``UnsupportedError`` ``merge.model``: the tensors of the two models do not mean the same.
+    Raises ``UnsupportedError`` ``merge.model``: an essential setting or a token differs, so that the values of the two
+    models cannot be combined.
     """
     first, second = (_settings(item) for item in (base, model))
     notes = []
@@ -55,7 +56,7 @@ def _settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _require_same_tokens(base: Checkpoint, model: Checkpoint, location: str) -> None:
-    """Raise ``UnsupportedError`` ``merge.model`` if a token id means different texts in the two vocabularies."""
+    """Raise ``UnsupportedError`` ``merge.model`` if a token id stands for different texts in the two vocabularies."""
     if _GGUF_TOKENS in base.metadata and _GGUF_TOKENS in model.metadata:
         first, second = (dict(enumerate(item.metadata[_GGUF_TOKENS])) for item in (base, model))
     elif _TOKENIZER in base.companions and _TOKENIZER in model.companions:
@@ -78,7 +79,7 @@ def _read(address: str) -> bytes:
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> dict[int, Any]:
-    """Return the texts of a tokenizer by id; empty for a form that has no vocabulary of this kind."""
+    """Return the texts of a tokenizer, keyed by id; empty if ``tokenizer.json`` has no vocabulary in a known layout."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     tokens: dict[int, Any] = {}

@@ -22,7 +22,9 @@ from ingot.model.tensor import Tensor
 
 
 def delta_tensors(base: Checkpoint, link: Link) -> Mapping[str, Tensor]:
-    """Return the tensors after a delta; raises the errors of ``stages``. Values are computed when they are read."""
+    """Return the fine-tune's tensors, computed when they are read from a base and one delta; errors: those of
+    ``stages``.
+    """
     routes = stages(base, [link])[-1]
     return LazyMap(dict.fromkeys(routes), lambda name: _tensor(name, routes[name]))
 
@@ -48,7 +50,7 @@ def _with_decoder(tensor: Tensor) -> Tensor:
 class _ChainBytes:
     """Random access to the values of a chain of deltas (see ``ConcatSource``).
 
-    Ranges in ascending order are read once; an earlier range starts from the beginning.
+    The values are decoded in ascending order. A read before the current chunk decodes again from the beginning.
     """
 
     def __init__(self, chain: PatchChain) -> None:
@@ -69,7 +71,7 @@ class _ChainBytes:
                 filled += count
 
     def _advance(self, position: int) -> None:
-        """Make the chunk that contains a position current."""
+        """Decode chunks until the current one contains a position; start again if the position precedes it."""
         if self._chunks is None or position < self._start:
             self._chunks = (memoryview(file_bytes(rows)).cast("B") for rows in self._chain.chunks())
             self._chunk = memoryview(b"")

@@ -1,7 +1,7 @@
 """The methods that merge models: the sum, SLERP, and sums of trimmed or dropped differences to a base.
 
 Each method computes blocks of a tensor in f32. A method that needs properties of the full tensor, such as the angle
-between two models, reads the tensor in a pass of its own first (``spec/merging.md``).
+between two models, first reads the full tensor in a separate pass (``spec/merging.md``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingot.errors import CodecError
 from ingot.model.tensor import Array
 
 BLOCK = 1 << 18
-"""Elements that are merged at once."""
+"""The number of elements that are merged at a time."""
 LINEAR = "linear"
 SLERP = "slerp"
 TASK_ARITHMETIC = "task-arithmetic"
@@ -28,25 +28,25 @@ DARE = ("dare", "dare-linear")
 DARE_TIES = "dare-ties"
 METHODS = (LINEAR, SLERP, TASK_ARITHMETIC, TIES, *DARE, DARE_TIES)
 WITHOUT_BASE = (LINEAR, SLERP)
-"""Methods for which the first model is an operand like the others."""
+"""Methods that treat the first model like the other models, instead of as a base."""
 WITH_DENSITY = (TIES, *DARE, DARE_TIES)
 WITH_SEED = (*DARE, DARE_TIES)
 
-_PARALLEL = 0.9995  # SLERP of vectors whose cosine is larger is computed as a sum, as in mergekit
-_NO_DIRECTION = 1e-8  # norm below which a vector has no direction
+_PARALLEL = 0.9995  # larger cosines are interpolated linearly, as in mergekit
+_NO_DIRECTION = 1e-8  # a vector with a smaller norm has no direction
 _HALF = 16
 _BINS = 1 << _HALF
 
 ReadBlock = Callable[[int, int], list[Array]]
-"""A function that returns the f32 values of each model for a range of elements, the base first."""
+"""A function that returns the f32 values of a range of elements (start, stop), one array per model, the base first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMerge:
-    """The method and the numbers that merge one tensor.
+    """The method and the parameters that merge one tensor.
 
-    ``weights`` and ``densities`` have one value for each model after the base, and with ``WITHOUT_BASE`` also one for
-    the first model. ``scale`` multiplies the merged difference. ``seed`` is that of DARE.
+    ``weights`` and ``densities`` have one value for each model after the base; for the methods ``WITHOUT_BASE``, also
+    one for the first model. ``scale`` multiplies the merged difference. ``seed`` is the seed of DARE.
     """
 
     method: str
@@ -57,16 +57,7 @@ class TensorMerge:
 
 
 class Merger:
-    """Merges the blocks of one tensor.
-
-    Parameters
-    ----------
-    name : str
-    size : int
-        The number of elements.
-    merge : TensorMerge
-    read : ReadBlock
-    """
+    """Merges one tensor, block by block."""
 
     def __init__(self, name: str, size: int, merge: TensorMerge, read: ReadBlock) -> None:
         self._name = name
@@ -79,10 +70,10 @@ class Merger:
     def block(self, index: int) -> Array:
         """Return the merged values of a block in f32.
 
-        Raises ``CodecError`` ``merge.values``: a value of a model or a result is NaN or infinite.
+        Raises ``CodecError`` ``merge.values``: a value of a model, or a merged value, is NaN or infinite.
         """
         start = index * BLOCK
-        with np.errstate(all="ignore"):  # values that are not finite are refused below
+        with np.errstate(all="ignore"):  # the check below refuses values that are not finite
             result = self._merged(index, self._values(start, min(start + BLOCK, self._size)))
         if not np.isfinite(result).all():
             raise CodecError("merge.values", "the merged value is NaN or infinite; lower the weights", where=self._name)
@@ -142,7 +133,10 @@ class Merger:
         return self._trims
 
     def _measure_trims(self) -> list[_Trim | None]:
-        """Return for each model the differences that TIES keeps, None for all. Reads the tensor up to three times."""
+        """Return, for each model, the elements that TIES keeps; None if it keeps all.
+
+        Reads the tensor up to three times.
+        """
         counts = [kept_count(density, self._size) for density in self._merge.densities]
         if all(count == self._size for count in counts):
             return [None] * len(counts)
@@ -168,7 +162,7 @@ class Merger:
 
 
 def weighted_sum(values: Sequence[Array], weights: Array) -> Array:
-    """Return the sum of arrays times their weights in f32, added in their order."""
+    """Return the sum of arrays multiplied by their weights, in f32, added in order."""
     total: Array = values[0] * weights[0]
     for item, weight in zip(values[1:], weights[1:], strict=True):
         total += item * weight
@@ -176,10 +170,10 @@ def weighted_sum(values: Sequence[Array], weights: Array) -> Array:
 
 
 def slerp_shares(share: float, first_norm: float, second_norm: float, product: float) -> tuple[float, float]:
-    """Return the factors of two vectors in their spherical interpolation at ``share``, 0 for the first.
+    """Return the factors of two vectors in their spherical interpolation (SLERP) at ``share``; 0 is the first vector.
 
-    Vectors that are nearly parallel or opposite, or have no direction, are interpolated linearly. ``product`` is their
-    inner product.
+    The interpolation is linear if the vectors are nearly parallel or opposite, or if one has nearly no length.
+    ``product`` is the inner product of the vectors.
     """
     if min(first_norm, second_norm) <= _NO_DIRECTION:
         return 1 - share, share
@@ -191,9 +185,10 @@ def slerp_shares(share: float, first_norm: float, second_norm: float, product: f
 
 
 def elect_sign(deltas: Sequence[Array], weights: Array, *, mean: bool) -> Array:
-    """Return the sum of the weighted differences that have the sign of the sum of all, element by element.
+    """Return the sum of the weighted differences that have the elected sign, element by element.
 
-    The sign of a sum of 0 is positive. With ``mean`` the result is divided by the sum of the weights that take part.
+    The elected sign is the sign of the sum of all weighted differences; for 0 it is positive. With ``mean`` the result
+    is divided by the sum of the weights of the differences that were added.
     """
     weighted = [delta * weight for delta, weight in zip(deltas, weights, strict=True)]
     positive = sum(weighted[1:], weighted[0]) >= 0
@@ -210,31 +205,35 @@ def elect_sign(deltas: Sequence[Array], weights: Array, *, mean: bool) -> Array:
 
 
 def kept_count(density: float, size: int) -> int:
-    """Return the number of elements that a density keeps: at least one."""
+    """Return the number of elements that remain at a density; at least one."""
     return size if density == 1 else min(size, max(1, int(density * size)))
 
 
 def random_bits(seed: int, model: int, name: str, block: int, count: int) -> Array:
-    """Return random integers of 32 bits for the elements of a block.
+    """Return ``count`` random 32-bit integers for the elements of a block, as an array.
 
-    They depend on these arguments alone: not on threads, on memory, or on the order of reading. They are the outputs of
-    the counter-based generator Philox4x64-10, whose key is a digest of the seed, the model's position and the name.
+    The result depends only on the arguments, not on threads, memory or the order of reading. The integers are outputs
+    of the counter-based generator Philox4x64-10; its key is a digest of the seed, the model's position and the tensor's
+    name.
     """
     digest = hashlib.sha256(f"{seed}\0{model}\0{name}".encode("utf-8", "surrogatepass")).digest()
-    # Eight integers of 32 bits for each count of the generator.
+    # Each increment of the generator's counter yields eight 32-bit integers.
     generator = np.random.Philox(key=int.from_bytes(digest[:16], "little"), counter=block * (BLOCK // 8))
     raw = generator.random_raw(-(-count // 2)).astype("<u8")
     return raw.view("<u4")[:count].astype(np.uint64)
 
 
 def _magnitude_bits(values: Array) -> Array:
-    """Return the bits of the magnitudes of f32 values, which are in the order of the magnitudes."""
+    """Return the bits of the magnitudes of f32 values as integers, which sort like the magnitudes."""
     bits: Array = np.abs(values).view(np.uint32)
     return bits
 
 
 class _Search:
-    """Finds the smallest of the ``count`` largest magnitudes by counts of the high, then of the low 16 bits."""
+    """A search for the smallest of the ``count`` largest magnitudes.
+
+    It counts the magnitudes by their high 16 bits, and then, within the bin that was found, by their low 16 bits.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -255,7 +254,9 @@ class _Search:
 
 
 def _last_bin(counts: Array, wanted_count: int) -> tuple[int, int]:
-    """Return the bin of the smallest of the ``wanted_count`` largest values, and how many of them are in that bin."""
+    """Return the bin that contains the smallest of the ``wanted_count`` largest values, and how many of these it
+    contains.
+    """
     from_top = np.cumsum(counts[::-1])
     index = int(np.searchsorted(from_top, wanted_count))
     above = int(from_top[index - 1]) if index else 0
@@ -263,7 +264,10 @@ def _last_bin(counts: Array, wanted_count: int) -> tuple[int, int]:
 
 
 class _Trim:
-    """The elements that TIES keeps: magnitudes above a threshold, and the first that are equal to it."""
+    """The selection of elements that TIES keeps.
+
+    These are the magnitudes above a threshold, and the first elements that are equal to the threshold.
+    """
 
     def __init__(self, threshold: int, equal_kept: int, equal_total: int) -> None:
         self._threshold = np.uint32(threshold)
@@ -286,5 +290,5 @@ class _Trim:
 
 
 def is_mergeable(dtype: str) -> bool:
-    """Return whether tensors of an element type are merged; others must be equal in all models."""
+    """Return whether tensors of an element type are merged; tensors of other types must be equal in all models."""
     return dtype in FLOATS

@@ -34,9 +34,9 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An opened model of a merge, with the names of the base.
+    """An opened model of a merge, whose tensors have the names of the base.
 
-    ``category`` is ``model``, ``delta`` or ``adapter``. ``codecs`` are those of its quantized tensors.
+    ``category`` is ``model``, ``delta`` or ``adapter``. ``codecs`` are the codecs of its quantized tensors.
     """
 
     location: str
@@ -57,7 +57,8 @@ def open_operand(
     Raises
     ------
     UnsupportedError
-        ``merge.tensors``: names, shapes or element types differ from those of the base, or integers differ.
+        ``merge.tensors``: names, shapes or element types differ from those of the base, or tensors differ that cannot
+        be merged.
     IntegrityError
         ``delta.base``: a delta of another base.
     IngotError
@@ -94,9 +95,9 @@ def _opened(source: Source, base: Checkpoint) -> Operand:
 
 
 def require_base_of_deltas(base: Checkpoint, operands: Sequence[Operand]) -> None:
-    """Raise ``IntegrityError`` ``delta.base`` unless the base has the content that each delta states.
+    """Raise ``IntegrityError`` ``delta.base`` unless the base has the content digest that each delta declares.
 
-    Reads the base if there is a delta.
+    Reads the full base if there is a delta.
     """
     deltas = [item for item in operands if item.category == _DELTA]
     content = content_id(base) if deltas else ""
@@ -117,7 +118,7 @@ def require_base_of_deltas(base: Checkpoint, operands: Sequence[Operand]) -> Non
 
 
 def _with_tensors_of(base: Checkpoint, operand: Operand, dropped: Patterns) -> Operand:
-    """Return the operand with the names of the base; a tied head of one of them is resolved."""
+    """Return the operand with exactly the tensors of the base; a tied head on one side is resolved."""
     names = [name for name in base if not dropped(name)]
     missing = [name for name in names if name not in operand.tensors]
     extra = [name for name in operand.tensors if name not in base and not dropped(name)]
@@ -144,7 +145,7 @@ def _embeddings(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _tied_embedding(name: str, operand: Operand) -> Tensor | None:
-    """Return the embeddings that stand for a missing head; None unless the model ties its head."""
+    """Return the embeddings that replace a missing head; None if it is no head, or there is no single embedding."""
     if not _is_head(name) or operand.category != _MODEL:
         return None
     embeddings = _embeddings(operand.tensors)
@@ -152,7 +153,7 @@ def _tied_embedding(name: str, operand: Operand) -> Tensor | None:
 
 
 def _repeats_embedding(name: str, operand: Operand, base: Checkpoint) -> bool:
-    """Return whether a tensor is a head with the values of the embeddings, to which the base ties its head."""
+    """Return whether a tensor is a head whose values equal the embeddings, while the base has no head."""
     if not _is_head(name) or any(_is_head(item) for item in base):
         return False
     head = operand.tensors[name]

@@ -28,7 +28,9 @@ _MAX_SEED = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class MergedModel:
-    """One model of a merge: its weight, whether it is a model, a delta or an adapter, and its quantized codecs."""
+    """One model of a merge: its location, weight, category (model, delta or adapter), and the codecs of quantized
+    tensors.
+    """
 
     model: str
     weight: float | None
@@ -36,7 +38,7 @@ class MergedModel:
     codecs: Sequence[str] = ()
 
     def describe(self) -> str:
-        """Return a line of the report."""
+        """Return the model's line in the report."""
         weight = "base" if self.weight is None else f"weight {self.weight:g}"
         decoded = f", decoded from {', '.join(self.codecs)}" if self.codecs else ""
         category = "" if self.category == "model" else f", {self.category} of the base"
@@ -54,7 +56,7 @@ class CheckedModels:
 
 @dataclass(frozen=True, slots=True)
 class ModelMergeReport(Reportable):
-    """A finished merge of models.
+    """The result of a merge of models.
 
     Attributes
     ----------
@@ -124,9 +126,9 @@ class ModelMergeReport(Reportable):
 
 
 def model_merge(options: MergeOptions, base: AdapterRef, models: Sequence[AdapterRef]) -> ModelMerge:
-    """Return the merge that options describe.
+    """Return the merge that the options describe.
 
-    Raises ``UsageError`` ``merge.option``, ``merge.weights``.
+    Raises ``UsageError`` ``merge.option``, ``merge.weights``: options that the method does not have, or invalid values.
     """
     method = options.method or LINEAR
     if method not in METHODS:
@@ -198,7 +200,7 @@ def check_models(merge: ModelMerge) -> CheckedModels:
 def models_report(
     merge: ModelMerge, checked: CheckedModels, conversion: ConvertReport, seconds: float
 ) -> ModelMergeReport:
-    """Return the report of a finished merge."""
+    """Return the report of a merge, which the conversion ``conversion`` has written."""
     return ModelMergeReport(
         base=conversion.source,
         method=merge.method,

@@ -1,4 +1,4 @@
-"""The view of a base merged with other models: tensors are computed in f32 when they are read."""
+"""The view of a base merged with other models; tensors are computed in f32 when they are read."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ from ingot.views.common import BuildTensor, lazy_tensors
 
 @dataclass(frozen=True, slots=True)
 class ModelMerge:
-    """A merge of models: the method, its numbers, and the models after the base.
+    """A merge of models: the method, its parameters, and the models after the base.
 
-    ``base_weight`` is the weight of the base for methods without a base. ``weights`` is the path of a file of rules.
+    ``base_weight`` is the weight of the base for methods that treat it like the other models. ``weights`` is the path
+    of a TOML file with rules (``merging.weights``).
     """
 
     method: str
@@ -56,12 +57,12 @@ class ModelMerge:
     max_decompressed: int | str | None = None
 
     def rules(self) -> WeightRules:
-        """Return the rules of the file of weights; no rules without a file."""
+        """Return the rules of the file ``weights``; no rules if there is no file."""
         return load_weights(self.weights, [self.base, *(item.path for item in self.models)], self.method)
 
 
 def merged_models(checkpoint: Checkpoint, merge: ModelMerge, *, exact: bool = False) -> Checkpoint:
-    """Return the checkpoint merged with the models of ``merge``; nothing is computed yet.
+    """Return the checkpoint merged with the models of ``merge``, computed when tensors are read.
 
     Changed tensors are dense: f32 if ``exact``, else in the element type of the base. Closing the view closes the
     models and the base.
@@ -69,7 +70,7 @@ def merged_models(checkpoint: Checkpoint, merge: ModelMerge, *, exact: bool = Fa
     Raises
     ------
     UsageError
-        ``merge.weights``: a rule that decides on no tensor, or weights that the method cannot use.
+        ``merge.weights``: a rule that applies to no tensor, or weights that the method cannot use.
     UnsupportedError, IntegrityError
         The errors of ``open_operand``.
     """
@@ -116,7 +117,9 @@ def merge_operands(
 
 
 def tensor_merges(checkpoint: Checkpoint, merge: ModelMerge) -> dict[str, TensorMerge]:
-    """Return the numbers that merge each tensor, except tensors that are left out or have no floating-point values.
+    """Return the parameters of the merge of each tensor, keyed by name.
+
+    Tensors that are dropped, or whose values are not floating-point numbers, are omitted.
 
     Raises ``UsageError`` ``merge.weights``.
     """
@@ -166,7 +169,10 @@ def _merged_tensor(tensors: Sequence[Tensor], plan: TensorMerge, *, exact: bool)
 
 
 class _MergedSource(DerivedSource):
-    """The bytes of a merged tensor, computed by blocks of elements. The last block stays in memory."""
+    """The bytes of a merged tensor, computed in blocks of ``BLOCK`` elements.
+
+    The last computed block is cached until the end of the tensor is read.
+    """
 
     mapped = False
 
@@ -210,7 +216,7 @@ class _MergedSource(DerivedSource):
                 self._release()
 
     def _read(self, start: int, stop: int) -> list[Array]:
-        """Return the f32 values of elements of each model."""
+        """Return the elements from ``start`` to ``stop`` in f32, one array per model."""
         values = []
         for tensor, source in zip(self._tensors, self._ranges, strict=True):
             stored = np.empty(stop - start, numpy_dtype(tensor.dtype))

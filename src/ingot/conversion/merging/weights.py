@@ -1,4 +1,4 @@
-"""Weights and densities of models for single layers, roles or names, from a TOML file (``--weights``)."""
+"""Weights and densities of models for chosen layers, roles or names, from a TOML file (``--weights``)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAYOUT = "[[rules]] tables with the keys model, match, exclude, roles, layers, 
 
 @preload
 class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A table of the file."""
+    """One table ``[[rules]]`` of the file."""
 
     model: str | None = None
     match: str | list[str] = []
@@ -42,7 +42,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class WeightRule:
-    """A weight or a density, or both, of one model or of all, for the tensors that meet the conditions of ``rule``."""
+    """A rule of the file: a weight, a density, or both, for tensors that meet the conditions of ``rule``.
+
+    ``model`` is the index of the model, the base first; None for all models.
+    """
 
     rule: Rule
     model: int | None
@@ -52,9 +55,10 @@ class WeightRule:
 
 @dataclass(frozen=True)
 class WeightRules:
-    """The rules of a file: for each number, the first rule that hits the model and the tensor and has that number.
+    """The rules of a file.
 
-    ``location`` names the file in errors.
+    The weight of a model for a tensor comes from the first rule that has a weight and applies to both; the density
+    likewise. ``location`` is the file, for errors.
     """
 
     rules: tuple[WeightRule, ...] = ()
@@ -62,7 +66,7 @@ class WeightRules:
     _used: set[int] = field(default_factory=set, compare=False)
 
     def numbers(self, subject: Subject, model: int, weight: float, density: float) -> tuple[float, float]:
-        """Return the weight and the density of a model for a tensor; the arguments without a rule."""
+        """Return the weight and the density of a model for a tensor; without a rule, ``weight`` and ``density``."""
         numbers = {"weight": weight, "density": density}
         remaining = ["weight", "density"]
         for index, item in enumerate(self.rules):
@@ -76,7 +80,9 @@ class WeightRules:
         return numbers["weight"], numbers["density"]
 
     def require_all_used(self) -> None:
-        """Raise ``UsageError`` ``merge.weights`` if a rule decides on no tensor. Call after all tensors."""
+        """Raise ``UsageError`` ``merge.weights`` if a rule has applied to no tensor; to be called after all
+        ``numbers``.
+        """
         unused = [item.rule.label for index, item in enumerate(self.rules) if index not in self._used]
         if unused:
             raise UsageError(
@@ -87,7 +93,7 @@ class WeightRules:
 
 
 def subjects_of(checkpoint: Checkpoint) -> dict[str, Subject]:
-    """Return the properties by which rules choose tensors, by name."""
+    """Return the properties of each tensor by which rules select, keyed by name."""
     count = count_layers(checkpoint)
     return {
         name: Subject(
@@ -105,10 +111,12 @@ def subjects_of(checkpoint: Checkpoint) -> dict[str, Subject]:
 
 
 def load_weights(path: AnyPath | None, models: Sequence[str], method: str) -> WeightRules:
-    """Return the rules of a TOML file for models by their names on the command line, the base first.
+    """Return the rules of a TOML file; an empty set of rules for None.
 
-    Raises ``UsageError`` ``merge.weights``: the file cannot be read, names a model that is not merged or a number that
-    the method has not; and the errors of a recipe's conditions.
+    ``models`` are the names of the models on the command line, the base first.
+
+    Raises ``UsageError`` ``merge.weights``: the file cannot be read, names a model that is not merged, or contains a
+    value that the method does not use; and the errors of a recipe's conditions.
     """
     if path is None:
         return WeightRules()
@@ -163,7 +171,7 @@ def _texts(value: str | list[str]) -> tuple[str, ...]:
 
 
 def require_density(density: float, method: str, location: str = "") -> None:
-    """Raise ``UsageError`` ``merge.option`` for a density outside of 0 to 1, or of a method that has none."""
+    """Raise ``UsageError`` ``merge.option`` for a density outside of 0 to 1, or for a method without densities."""
     if method not in WITH_DENSITY:
         raise UsageError(f"{method} has no density; leave it out", rule="merge.option", where=location)
     if not 0 < density <= 1:

@@ -1,4 +1,4 @@
-"""Cursor for a header of unknown length: numbers and strings in sequence, each checked against the file's size."""
+"""A cursor that reads the numbers and strings of a GGUF header in order and checks each against the file's size."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_HEADER = 100_000_000
 """Maximum bytes of metadata and tensor infos."""
 
 MAX_ELEMENTS = 1 << 24
-"""Maximum elements of all arrays of the metadata together; as Python objects, they take much more memory."""
+"""Maximum number of elements of all arrays of the metadata together; as Python objects, they take much more memory."""
 
 REPLACED = "\ufffd"
-"""Replacement in a text for bytes that are not UTF-8."""
+"""The character that replaces bytes that are not UTF-8."""
 
 _WINDOW = 1 << 18
 
@@ -34,7 +34,7 @@ class Records(NamedTuple):
 
 
 class Cursor:
-    """A cursor over the bytes of a file from its start, which are read in windows of doubling size.
+    """A cursor that starts at the first byte of a file and reads the file in windows of doubling size.
 
     Raises ``FormatError`` ``gguf.truncated`` at the end of the file, ``gguf.header-length`` past ``MAX_HEADER``.
     """
@@ -70,7 +70,7 @@ class Cursor:
         return self.fields(code)[0]
 
     def fields(self, code: str) -> tuple[Any, ...]:
-        """Return the next numbers; ``code`` is a format of ``struct``."""
+        """Return the next numbers as a tuple; ``code`` is a format of ``struct``."""
         code = self.order + code
         start = self.position
         end = start + calcsize(code)
@@ -80,7 +80,9 @@ class Cursor:
         return unpack_from(code, self._data, start)
 
     def numbers(self, code: str, count: int) -> list[Any]:
-        """Return ``count`` numbers of a NumPy type code, such as ``u2``."""
+        """Return the next ``count`` numbers as a list; ``code`` is a type code of NumPy without byte order, such as
+        ``u2``.
+        """
         dtype = np.dtype(self.order + code)
         with self.take(count * dtype.itemsize) as raw:
             values: list[Any] = np.frombuffer(raw, dtype).tolist()
@@ -89,7 +91,8 @@ class Cursor:
     def count(self, min_bytes: int, rule: str, items: str) -> int:
         """Return the next 64-bit count of items of at least ``min_bytes`` each.
 
-        Raises ``FormatError`` with ``rule`` if the remaining file cannot contain them.
+        Raises ``FormatError`` with ``rule`` if the rest of the file is too short for them. ``items`` names them in the
+        message.
         """
         count = self.number("Q")
         room = (self.size - self.position) // min_bytes
@@ -100,7 +103,9 @@ class Cursor:
         return int(count)
 
     def elements(self, min_bytes: int, element_type: str, location: str) -> int:
-        """Return the next length of an array whose elements take ``min_bytes`` each; raises ``gguf.array``."""
+        """Return the next length of an array; raise ``gguf.array`` if its elements, ``min_bytes`` each, exceed the
+        file.
+        """
         count = self.count(min_bytes, "gguf.array", f"elements ({element_type})")
         self._elements += count
         if self._elements > MAX_ELEMENTS:
@@ -224,7 +229,7 @@ class Cursor:
         self._grow(max(end, 2 * have))
 
     def _grow(self, size: int) -> bool:
-        """Read the file up to ``size`` bytes or to its end; return whether there are more bytes than before."""
+        """Read the file up to ``size`` bytes or to its end; return whether the buffer has grown."""
         have = len(self._data)
         more = min(max(size, _WINDOW), self.size, MAX_HEADER) - have
         if more > 0:

@@ -22,11 +22,11 @@ _WIDE_ENDINGS = (
     *(".bias", ".ssm_a", ".ssm_d", ".ssm_conv1d.weight", ".ssm_norm.weight", ".shortconv.conv.weight"),
     *(".attn_q_norm.weight", ".attn_k_norm.weight"),
 )
-"""Endings of the names of tensors that llama.cpp requires in f32, besides vectors."""
+"""Endings of names of tensors that llama.cpp requires in f32, although they are not vectors."""
 
 
 class GgufFormat(Format):
-    """The files of llama.cpp: tensors in blocks, all metadata and the tokenizer in one file or a split."""
+    """The files of llama.cpp: blocked or dense tensors, all metadata, and the tokenizer, in one file or a split."""
 
     name = "gguf"
     suffixes: tuple[str, ...] = (SUFFIX,)
@@ -38,12 +38,11 @@ class GgufFormat(Format):
     )
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Return whether the suffix or the first four bytes fit."""
+        """Return whether the suffix is ``.gguf`` or the file begins with the magic."""
         return name.lower().endswith(SUFFIX) or head.startswith(MAGIC)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return ``model.gguf``, the only file with the suffix, or the first file of the only split; None if
-        ambiguous."""
+        """Return ``model.gguf``, the only file with the suffix, or the first file of the only split; else None."""
         matching = sorted(name for name in names if name.lower().endswith(SUFFIX) and not name.startswith("."))
         if f"model{SUFFIX}" in matching:
             return f"model{SUFFIX}"
@@ -55,7 +54,7 @@ class GgufFormat(Format):
         return why_unsupported(spec)
 
     def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Return f32 for tensors that llama.cpp requires in f32; None for any other.
+        """Return f32 for a tensor that llama.cpp requires in f32; None for any other tensor.
 
         These are vectors, biases, small tensors of state-space layers and convolutions, the matrices that choose
         experts, and BERT's embeddings of positions and types. With another type llama.cpp aborts.

@@ -1,7 +1,8 @@
 """Parser of the header of a GGUF file: checked metadata and a checked table of tensors.
 
-Layout (``docs/gguf.md`` of ggml): ``GGUF``, u32 version, u64 tensors, u64 metadata pairs; pairs of key, type and value;
-for each tensor its name, u32 dimensions, u64 sizes with the fastest first, u32 type, u64 offset from the data's start.
+Layout (``docs/gguf.md`` of ggml): ``GGUF``, u32 version, u64 number of tensors, u64 number of metadata pairs; pairs of
+key, type and value; for each tensor its name, u32 number of dimensions, u64 sizes with the fastest-varying dimension
+first, u32 type, and u64 offset from the start of the data.
 """
 
 from __future__ import annotations
@@ -78,12 +79,11 @@ def _why_unsupported_parts(spec: TensorSpec, expected: Sequence[PartSpec]) -> st
 def describe_types(
     metadata: Mapping[str, Any], specs: Sequence[TensorSpec], requested: int | None = None
 ) -> dict[str, Any]:
-    """Return metadata (from ``to_gguf_metadata``) with the keys that describe the types of these tensors.
+    """Return metadata (from ``to_gguf_metadata``) with the keys that describe the types of the tensors ``specs``.
 
-    If some tensor has blocks and ``general.quantization_version`` is missing, this key is added. An existing
-    ``general.file_type`` stays if one of the tensors has its main type, because it then names a mixture. Otherwise
-    ``general.file_type`` becomes the type that takes the most bytes.
-    If ``requested`` is set, it is the type of the file.
+    If a tensor has blocks and ``general.quantization_version`` is missing, this key is added. ``general.file_type``
+    becomes ``requested`` if that is set. An existing value stays if a tensor has the type that it names, because it may
+    name a mixture such as ``Q4_K_M``. Otherwise it becomes the type that takes the most bytes.
     """
     sizes: Counter[str] = Counter()
     for spec in specs:
@@ -103,7 +103,7 @@ def describe_types(
 
 _MAX_EXACT = 1 << 55
 _TYPES = {**DENSE, **BLOCKED}
-# Elements and bytes of a block by the type's number; a dense element counts as a block of one element.
+# Elements and bytes of a block, by type number; a dense element counts as a block of one element.
 _BLOCKS = np.zeros((max(_TYPES) + 1, 2), np.int64)
 for _number, _name in DENSE.items():
     _BLOCKS[_number] = 1, DTYPES[_name].bits // 8
@@ -113,8 +113,10 @@ for _number, _name in BLOCKED.items():
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor's entry: ``type`` is a dense element type or a block type, ``offset`` counts from the start of the
-    data."""
+    """A tensor's entry.
+
+    ``type`` is a dense element type or a block type; ``offset`` counts bytes from the start of the data.
+    """
 
     shape: tuple[int, ...]
     type: str
@@ -153,8 +155,8 @@ class Infos:
 def read_infos(cursor: Cursor, count: int, alignments: Sequence[int]) -> Infos | None:
     """Read the infos of ``count`` tensors; the tensors' alignment is the first of ``alignments`` that fits.
 
-    Return None if a rule may be broken. The cursor then does not move, and the caller runs the checks that name the
-    rule.
+    Return None if a rule may be broken. The cursor then does not move, and the caller runs the slower checks, which
+    name the rule.
     """
     before = cursor.position
     records = cursor.records(count, MAX_RANK)
@@ -180,7 +182,7 @@ def _check(records: Records, cursor: Cursor, alignments: Sequence[int]) -> Infos
 
 
 def _fields(starts: Array, ranks: Array, cursor: Cursor) -> tuple[Any, Any, Any]:
-    """Return the sizes (1 beyond a tensor's rank), type and offset of each tensor; the infos begin at ``starts``."""
+    """Return sizes [tensors, MAX_RANK], types and offsets; the infos begin at ``starts``, and unused sizes are 1."""
     sizes = np.ones((starts.size, MAX_RANK), np.uint64)
     types = np.empty(starts.size, np.int64)
     offsets = np.empty(starts.size, np.uint64)
@@ -203,7 +205,7 @@ def _rows(names: Sequence[str]) -> dict[str, int] | None:
 
 
 def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
-    """Return the number of bytes of each tensor; None if a rule is broken or an overflow is possible."""
+    """Return the number of bytes of each tensor; None if a rule is broken or the product may overflow."""
     if (
         (types >= len(_BLOCKS)).any()
         or (sizes > _MAX_EXACT).any()
@@ -220,9 +222,10 @@ def _nbytes(ranks: Array, sizes: Any, types: Array) -> Array | None:
 
 
 def _end(nbytes: Array, offsets: Array, alignment: int, room: int) -> int | None:
-    """Return the end of the last tensor.
+    """Return the end of the last tensor, in bytes from the start of the data.
 
-    Return None if the tensors are not stored one after the other, each padded to the alignment, or exceed ``room``.
+    Return None if the tensors are not stored one after the other, each padded to the alignment, or exceed ``room``
+    bytes.
     """
     if not nbytes.size:
         return 0
@@ -235,7 +238,7 @@ def _end(nbytes: Array, offsets: Array, alignment: int, room: int) -> int | None
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-# bytes
+# minimum sizes in bytes
 _MIN_PAIR_BYTES = 14
 _MIN_TENSOR_BYTES = 24
 
@@ -244,10 +247,10 @@ _MIN_TENSOR_BYTES = 24
 class Header:
     """A checked header.
 
-    ``types`` are the types of the metadata by key, ``array:T`` for arrays. The data begin at ``start``, and the last
-    tensor ends at ``end``. ``raw`` is the content of the header. ``alignment_applies`` is false if the tensors have
-    another alignment than the metadata declare. ``raw_strings`` contains the strings that are not UTF-8, as bytes, by
-    key and by index in the key's array (0 for a single string).
+    ``types`` are the types of the metadata by key, ``array:T`` for arrays. The data begin at offset ``start`` of the
+    file, and the last tensor ends at ``end``. ``raw`` contains the bytes of the header. ``alignment_applies`` is false
+    if the tensors have another alignment than the metadata declare. ``raw_strings`` contains the strings that are not
+    UTF-8, as bytes, by key and by index in the key's array (0 for a single string).
     """
 
     version: int
@@ -430,10 +433,11 @@ def _entry(cursor: Cursor, name: str) -> tuple[str, Entry]:
 
 
 def _data_range(entries: Mapping[str, Entry], alignment: int, cursor: Cursor, name: str) -> tuple[int, int, bool]:
-    """Return where the data begin and end, and whether tensors have the alignment that the metadata declare.
+    """Return the start and end of the data in the file, and whether tensors have the alignment that the metadata
+    declare.
 
-    ``llama-quantize`` copies the key of another alignment, but pads to 32. So 32 is tried if the declared alignment
-    does not fit.
+    ``llama-quantize`` copies the key ``general.alignment`` but always pads to 32 bytes. If the declared alignment does
+    not fit, 32 is tried.
     """
     try:
         return (*_check_offsets(entries, alignment, cursor.position, cursor.size, name), True)
@@ -448,7 +452,7 @@ def _data_range(entries: Mapping[str, Entry], alignment: int, cursor: Cursor, na
 
 
 def _check_offsets(entries: Mapping[str, Entry], alignment: int, header: int, size: int, name: str) -> tuple[int, int]:
-    """Return where the data begin and end, after a check that tensors follow each other, padded, within the file."""
+    """Return the start and end of the data; raise an error unless padded tensors follow each other within the file."""
     start = -(-header // alignment) * alignment
     expected = 0
     end = 0

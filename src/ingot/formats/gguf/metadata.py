@@ -1,4 +1,4 @@
-"""Metadata for a GGUF file: every value with its type, either the type that it was read with or an inferred type."""
+"""The metadata of GGUF files: each value with its type, which is the type in the file that was read, or inferred."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABOUT = "ingot.gguf"
 """Key of the metadata that stores the types of the other values, so that a writer can restore them."""
 
 RAW = "raw"
-"""Key in ``ingot.gguf``: the bytes of strings that are not UTF-8, base64 by key and index in an array."""
+"""Key in ``ingot.gguf`` for the bytes of strings that are not UTF-8: base64 by metadata key and index in its array."""
 RawStrings = Mapping[str, Mapping[int, bytes]]
 
 NUMBER, COUNT, TENSORS = SPLIT = ("split.no", "split.count", "split.tensors.count")
@@ -45,8 +45,8 @@ def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
 
     A value keeps the type that ``ingot.gguf`` declares if the value fits this type. For other values the type is
     inferred: integers become u32 or the next larger type that can hold the value; other numbers become f32 if f32 is
-    exact, else f64. A value that is not a number, text, a bool or a list of these becomes JSON text. If ``ingot.gguf``
-    declares another type for text, the text is parsed as JSON, because other containers store only text.
+    exact, else f64. A value that is not a number, text, a bool or a list of these becomes JSON text. Some containers
+    store only text; therefore a text is parsed as JSON if ``ingot.gguf`` declares another type for it.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(version: int, *, big_endian: bool, types: Mapping[str, str], raw: RawStrings) -> dict[str, Any]:
-    """Return the value of the key ``ingot.gguf``.
+    """Return the value of the key ``ingot.gguf``: version, byte order, types of values, and raw strings.
 
     ``raw`` contains the strings that are not UTF-8, as bytes, by key and by index in the key's array.
     """
@@ -95,7 +95,7 @@ def with_values(metadata: Mapping[str, Any], added: Mapping[str, tuple[str, Any]
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Return the number of pairs and the encoded pairs, for metadata from ``to_gguf_metadata``."""
+    """Return the number of pairs and the encoded pairs of metadata that ``to_gguf_metadata`` returned."""
     types, raw = metadata[ABOUT]["types"], _raw_strings(metadata[ABOUT].get(RAW, {}), metadata)
     pairs = [
         _string(key.encode()) + _value(types[key], value, raw.get(key, {}))
@@ -107,7 +107,7 @@ def encode_metadata(metadata: Mapping[str, Any]) -> tuple[int, bytes]:
 
 def _about(values: Mapping[str, Any]) -> Mapping[str, Any]:
     about = values.get(ABOUT)
-    if isinstance(about, str):  # a container that keeps only text
+    if isinstance(about, str):  # from a container that stores only text
         try:
             about = json.loads(about)
         except (ValueError, RecursionError):
@@ -136,7 +136,7 @@ def _raw_strings(stored: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 
 
 def _with_type(value: Any, type_name: Any) -> tuple[str, Any]:
-    """Return the type of a value, and the value that a reader would return."""
+    """Return the type of a value, the declared type if the value fits, and the value as a reader would return it."""
     if isinstance(type_name, str):
         if isinstance(value, str) and type_name != "string":
             try:
@@ -190,7 +190,7 @@ def _infer_type(value: Any) -> tuple[str, Any]:
 
 
 def _common_type(values: Sequence[Any]) -> str | None:
-    """Return the smallest type that contains all values; None if there is none."""
+    """Return the smallest type that can hold every value; None if there is none."""
     if all(isinstance(value, str) for value in values):
         return "string"
     if any(isinstance(value, float) for value in values):

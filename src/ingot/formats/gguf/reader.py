@@ -21,11 +21,11 @@ from ingot.model.reading.lazy import LazyMap
 from ingot.model.store import Store
 from ingot.model.tensor import Array, Tensor
 
-_MAX_RUNS = 1 << 16  # elements or blocks that are swapped at a time
+_MAX_RUNS = 1 << 16  # number of elements or blocks whose bytes are swapped in one step
 
 
 def order_of(type: str) -> Array:
-    """Return for each byte of an element or block of this type its index in a big-endian file."""
+    """Return, for each byte of an element or block in little-endian order, its index in a big-endian file."""
     if type in TYPES:
         order = np.arange(TYPES[type].nbytes)
         for offset, size in TYPES[type].wide:
@@ -47,15 +47,15 @@ class SwappedSource:
         self.size = size
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Return a fresh copy of a range."""
+        """Return a copy of a range of bytes."""
         if offset < 0 or length < 0 or offset + length > self.size:
-            return self._source.view(self._source.size + 1, length)  # raises the error for a range outside
+            return self._source.view(self._source.size + 1, length)  # raises the error of a range outside the source
         out = np.empty(length, np.uint8).data
         self.readinto(offset, out)
         return out
 
     def readinto(self, offset: int, out: memoryview) -> None:
-        """Fill ``out``, in complete elements or blocks."""
+        """Fill ``out`` with the bytes from ``offset`` on; complete elements or blocks are read from the source."""
         run = len(self._order)
         target = np.frombuffer(out, np.uint8)
         filled = 0
@@ -72,7 +72,7 @@ class SwappedSource:
         return self._source.changed()
 
     def close(self) -> None:
-        """Do nothing: the source belongs to the file."""
+        """Do nothing: the caller closes the source."""
 
 
 SUFFIX = ".gguf"
@@ -90,7 +90,7 @@ class File(NamedTuple):
 
 
 def split_name(name: str) -> tuple[str, int, int] | None:
-    """Return the stem, number (from 1) and count of a split's file name; None for any other name."""
+    """Return the stem, the number of the file (from 1) and the number of files of a split; None for any other name."""
     match = _SPLIT.fullmatch(name)
     return (match[1], int(match[2]), int(match[3])) if match else None
 
@@ -133,7 +133,7 @@ def _split_count(file: File) -> int:
 
 
 def _open_others(store: Store, files: list[File], count: int) -> list[File]:
-    """Open the other files of a split, append them to ``files``, and return all files in order."""
+    """Open the remaining files of a split, append them to ``files``, and return all files in order."""
     named = split_name(files[0].name)
     if named is None or named[2] != count:
         raise FormatError(
@@ -223,7 +223,7 @@ def _notes(file: File) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(file: File) -> Iterator[tuple[str, str]]:
-    """Report bytes after the padding of the last tensor."""
+    """Yield a remark if bytes follow the padding of the last tensor."""
     trailing = file.source.size - file.header.end
     if file.header.entries and trailing >= file.header.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT):
         yield "gguf.trailing", f"{trailing} bytes follow the last tensor in {file.name}"
@@ -232,7 +232,7 @@ def _remarks(file: File) -> Iterator[tuple[str, str]]:
 def _metadata(files: Sequence[File]) -> tuple[dict[str, Any], dict[str, str], dict[str, Mapping[int, bytes]]]:
     """Return the metadata, types and raw strings of all files combined, without the keys of a split.
 
-    If files differ, the value of the first file counts.
+    If files have different values for a key, the value of the first file is used.
     """
     metadata: dict[str, Any] = {}
     types: dict[str, str] = {}

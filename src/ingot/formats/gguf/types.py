@@ -86,5 +86,7 @@ FILE_TYPES: Mapping[int, str] = {
     39: "nvfp4",
     40: "q1_0",
 }
-"""The main tensor type of each ``general.file_type``; of several numbers with the same type, the usual number is
-first."""
+"""The main tensor type of each ``general.file_type``.
+
+If several numbers have the same type, the most common number comes first.
+"""

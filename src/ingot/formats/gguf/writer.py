@@ -1,4 +1,4 @@
-"""Writer of GGUF version 3, little-endian, as one file or a split; all offsets follow from the specs."""
+"""Writer of GGUF version 3, little-endian, as one file or a split; all offsets are computed from the specs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from ingot.model.spec import TensorSpec
 
 
 class File:
-    """One file of an artifact: its header, the offset of each tensor, and the number of missing tensors."""
+    """One file of an artifact: its header, the offset of each tensor, and the number of tensors that are still to be
+    written.
+    """
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
         self.name = name
@@ -81,7 +83,7 @@ class File:
         self.close()
 
     def close(self) -> None:
-        """Close the file in its present state."""
+        """Close the file without completing it."""
         sink = self._sink
         self._sink = None
         if sink is not None:
@@ -96,7 +98,7 @@ def files_of(name: str, artifact: Artifact, options: WriteOptions) -> list[tuple
     UnsupportedError
         ``gguf.unsupported``: a tensor that cannot be stored; ``gguf.metadata``, ``gguf.header-length``.
     UsageError
-        ``gguf.split``: a limit of less than a byte, or more files than ``MAX_SPLITS``.
+        ``gguf.split``: a size limit of less than a byte, or more files than ``MAX_SPLITS``.
     """
     specs = artifact.tensors
     Order(specs)
@@ -111,8 +113,8 @@ def files_of(name: str, artifact: Artifact, options: WriteOptions) -> list[tuple
     stem = name.removesuffix(SUFFIX)
     files = []
     for index, members_of_file in enumerate(members):
-        # Like llama-gguf-split and the package gguf: only the first file has the metadata of the model, each file those
-        # of the split.
+        # As llama-gguf-split and the Python package gguf do, only the first file gets the metadata of the model; every
+        # file gets the keys of the split.
         values = metadata if index == 0 else {key: metadata[key] for key in (ALIGNMENT, ABOUT) if key in metadata}
         about = {NUMBER: ("u16", index), COUNT: ("u16", len(members)), TENSORS: ("i32", len(specs))}
         file = f"{stem}-{index + 1:05d}-of-{len(members):05d}{SUFFIX}"
@@ -141,7 +143,7 @@ def _split(specs: Sequence[TensorSpec], max_bytes: int | None) -> list[list[Tens
 
 
 class GgufWriter(FormatWriter):
-    """A writer of GGUF files; a file is complete with its last tensor."""
+    """A writer of GGUF files; a file is completed when its last tensor is written."""
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
         files = files_of(name, artifact, options)
@@ -157,7 +159,7 @@ class GgufWriter(FormatWriter):
         self._digest = checksums.hasher("crc32c")
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append to the bytes of the tensor; raises an error if they exceed its length."""
+        """Append bytes to the current tensor; raises an error if they exceed its length."""
         view = memoryview(data)
         position = self._order.write(role, view.nbytes)
         assert self._order.current is not None
@@ -196,11 +198,11 @@ class GgufWriter(FormatWriter):
         return self._file_of[name].name
 
     def skip(self, name: str) -> None:
-        """Pass over a tensor that another process writes."""
+        """Skip a tensor that another process writes."""
         self._order.restored(name)
 
     def locate(self, name: str) -> list[BlobLocation]:
-        """Return the location of the next tensor's bytes."""
+        """Return the file, offset and length of the next tensor's bytes."""
         file = self._file_of[name]
         return [(file.name, file.offsets[name], self._order.expect(name).nbytes or 0)]
 
@@ -217,7 +219,7 @@ class GgufWriter(FormatWriter):
         return [file.name for file in self._files]
 
     def abort(self) -> None:
-        """Close all files in their present state."""
+        """Close all files without completing them."""
         for file in self._files:
             file.close()
 

@@ -1,8 +1,8 @@
 """The format of torch's distributed checkpoints: ``.metadata`` and the ``.distcp`` files of all ranks; read only.
 
-FSDP2, torchtitan, Megatron (``torch_dist``) and NeMo write it (``torch.distributed.checkpoint``). ``.metadata`` is a
-pickle of dataclasses that lists each tensor's shape, type and chunks, and their places in the files. It is read as
-plain data (``inert_pickle``); there is no process group, and torch is not needed.
+FSDP2, torchtitan, Megatron (``torch_dist``) and NeMo write this format with ``torch.distributed.checkpoint``.
+``.metadata`` is a pickle of dataclasses that lists each tensor's shape, type and chunks, and their places in the files.
+It is read as plain data (``inert_pickle``), without a process group and without torch.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class TorchDistributedFormat(ReadOnlyFormat):
         return METADATA if any(name.endswith(SHARD_SUFFIX) for name in names) else None
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Return the catalog of all weights; tensors of the optimizer are listed apart.
+        """Return the catalog of all weights; a remark lists what else the checkpoint contains, such as optimizer state.
 
         Raises
         ------
         FormatError
-            ``torchfile.pickle``, ``torchfile.metadata``; ``torchfile.shards``: pieces that are missing or overlap.
+            ``torchfile.pickle``, ``torchfile.metadata``: ``.metadata`` is missing or damaged; ``torchfile.shards``:
+            chunks are missing or overlap.
         UnsupportedError
-            ``torchfile.tensor``, ``torchfile.transform``: an element type, or compressed pieces.
+            ``torchfile.tensor``: an unsupported element type; ``torchfile.transform``: compressed chunks.
         """
         if not store.exists(name):
             raise FormatError(
@@ -117,7 +118,7 @@ class _Reader:
         )
 
     def _path(self, key: str) -> tuple[str, ...]:
-        """Return an entry's path of keys in the nested state dict that was saved."""
+        """Return the path of an entry in the nested state dict that was saved; the entry's key if no path is stored."""
         path = self._paths.get(key) if isinstance(self._paths, dict) else None
         if isinstance(path, tuple) and path and all(isinstance(part, str | int) for part in path):
             return tuple(str(part) for part in path)
@@ -146,13 +147,13 @@ class _Reader:
         entry = self._storage.get((key, offsets)) or (None if offsets else self._storage.get((key, None)))
         if entry is None:
             raise FormatError(
-                RULE, f"expected a file for the piece at {list(offsets)}, but none is listed", where=location
+                RULE, f"expected a file for the chunk at {list(offsets)}, but none is listed", where=location
             )
         file_name, start, length = entry
         return Chunk(offsets, sizes, partial(self._saved, file_name, start, length, location))
 
     def _saved(self, file_name: str, start: int, length: int, location: str) -> SavedTensor:
-        """Return the tensor that is saved in a range of a file; reads the header of its archive."""
+        """Return the tensor whose archive is stored in a range of bytes of a file; the archive's header is read."""
         saved = SavedFile(self._files[file_name], f"{file_name}: {location}", start, length)
         tensor = saved.tensor(saved.content, location)
         if tensor is None:
@@ -160,18 +161,20 @@ class _Reader:
         return tensor
 
     def _storage_of(self, listed: Any) -> dict[tuple[str, tuple[int, ...] | None], tuple[str, int, int]]:
-        """Return file, offset and length of each chunk by tensor and position, after a check that the files are
-        there."""
+        """Return the file, offset and length of each chunk, keyed by tensor name and position.
+
+        Raises an error if a file is missing or too short.
+        """
         located: dict[tuple[str, tuple[int, ...] | None], tuple[str, int, int]] = {}
         for index, info in _mapping(listed, self._name).items():
             if not (isinstance(index, Record) and isinstance(info, Record)):
-                raise FormatError("torchfile.metadata", "expected the place of each chunk", where=self._name)
+                raise FormatError("torchfile.metadata", "expected the location of each chunk", where=self._name)
             key = index.get("fqn")
             file_name = info.get("relative_path")
             start = info.get("offset")
             length = info.get("length")
             if not (isinstance(key, str) and isinstance(file_name, str) and type(start) is type(length) is int):
-                raise FormatError("torchfile.metadata", "expected the place of each chunk", where=self._name)
+                raise FormatError("torchfile.metadata", "expected the location of each chunk", where=self._name)
             if file_name in ("", ".", "..") or any(character in file_name for character in "/\\\0"):
                 raise FormatError(
                     "torchfile.metadata", f"expected a file of the same folder, found {file_name[:200]!r}", where=key

@@ -1,7 +1,7 @@
 """The format of torch's ``.bin`` and ``.pt`` checkpoints, one file or shards under an index; read only.
 
-Torch's own restricted unpickler (``weights_only=True``) reads the pickle inside. The unpickler creates only tensors and
-basic containers, and runs no code. Ingot refuses the files that the unpickler refuses; Ingot itself has no unpickler.
+Torch's restricted unpickler (``weights_only=True``) reads the pickle inside. It creates only tensors and basic
+containers, and runs no code. Ingot refuses each file that this unpickler refuses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The format of FSDP's rank files, ``model_world_size_N_rank_K.pt``, as verl saves them; read only.
 
 Each file is a state dict of DTensors: the elements of one rank, the placements (``Shard``, ``Replicate``), and the
-position of the rank in the mesh. Chunks are divided as ``torch.chunk`` does, by the axes of the mesh in order
-(``torch.distributed.tensor``). The files are read as plain data; there is no process group, and torch is not needed.
+position of the rank in the mesh. Each axis of the mesh in turn divides a tensor as ``torch.chunk`` does
+(``torch.distributed.tensor``). The files are read as plain data, without a process group and without torch.
 """
 
 from __future__ import annotations
@@ -46,17 +46,19 @@ class FsdpRanksFormat(ReadOnlyFormat):
         return _NAME.fullmatch(name.rpartition("/")[2]) is not None
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return the first rank's file, if the folder has files of one count of ranks."""
+        """Return the file of the lowest rank; None if the folder has no such file, or files of different numbers of
+        ranks.
+        """
         matches = [match for name in names if (match := _NAME.fullmatch(name))]
         counts = {match[1] for match in matches}
         return min((int(match[2]), match[0]) for match in matches)[1] if len(counts) == 1 else None
 
     def file_name(self, stem: str) -> str:
-        """Return the name of the file of a single rank."""
+        """Return the name of the file of the only rank."""
         return f"{stem}_world_size_1_rank_0.pt"
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Return the catalog of the tensors, put together from the files of all ranks.
+        """Return the catalog of the tensors, each assembled from the files of all ranks.
 
         Raises
         ------
@@ -64,7 +66,8 @@ class FsdpRanksFormat(ReadOnlyFormat):
             ``torchfile.shards``: a rank's file is missing, or ranks contradict each other; ``torchfile.zip``,
             ``torchfile.pickle``, ``torchfile.damaged``.
         UnsupportedError
-            ``torchfile.placement``: a division that is not supported; ``torchfile.content``, ``torchfile.tensor``.
+            ``torchfile.placement``: a placement other than ``Shard`` and ``Replicate``; ``torchfile.content``,
+            ``torchfile.tensor``.
         """
         files: list[ByteSource] = []
         try:
@@ -138,7 +141,7 @@ def _catalog(ranks: Sequence[_Rank], files: Sequence[ByteSource], name: str) -> 
 
 
 def _tensor(key: str, name: str, ranks: Sequence[_Rank], files: Sequence[ByteSource]) -> Tensor | None:
-    """Return the tensor that the ranks' values of a key describe; None if the values are no tensors."""
+    """Return the tensor that is assembled from the ranks' values of a key; None if the values are no tensors."""
     location = f"{ranks[0].name}: {key[:200]}"
     parts = [_rank_part(rank, key) for rank in ranks]
     tensors = [part for part in parts if part is not None]
@@ -172,8 +175,8 @@ def _located(saved: SavedTensor) -> SavedTensor:
 class _RankPart(NamedTuple):
     """A rank's part of a tensor.
 
-    ``shape`` is that of the full tensor. ``placements`` has one entry for each axis of the mesh: the axis of the tensor
-    that is divided, or None for replicas; it is None for a plain tensor. ``position`` is the rank's
+    ``shape`` is that of the full tensor. ``placements`` is None for a plain tensor. For a DTensor, it has one entry for
+    each axis of the mesh: the axis of the tensor that is divided, or None for replicas. ``position`` is the rank's
     position on each axis of the mesh.
     """
 
@@ -215,17 +218,17 @@ def _rank_part(rank: _Rank, key: str) -> _RankPart | None:
 
 
 def _dtensor_state(value: Record) -> Mapping[Any, Any]:
-    """Return the fields of a DTensor; no fields for other objects."""
+    """Return the fields of a DTensor; an empty mapping for other objects."""
     if value.name != _WRAPPED or len(value.args) != 4 or not _DTENSOR.fullmatch(getattr(value.args[1], "text", "")):
         return {}
     state = value.args[3]
-    if isinstance(state, tuple) and len(state) == 2:  # of a class with slots: fields of the dict, and of the slots
+    if isinstance(state, tuple) and len(state) == 2:  # a class with slots has two states: its __dict__, and its slots
         state = state[1]
     return state if isinstance(state, dict) else {}
 
 
 def _axis(placement: Any, rank: int, location: str) -> int | None:
-    """Return the axis that a placement divides; None for replicas."""
+    """Return the axis of the tensor that a placement divides; None for replicas."""
     placement_type = placement.name.rpartition(".")[2] if isinstance(placement, Record) else "nothing"
     if placement_type == "Replicate" and isinstance(placement, Record):
         return None
@@ -242,7 +245,7 @@ def _axis(placement: Any, rank: int, location: str) -> int | None:
 
 
 def _mesh_sizes(parts: Sequence[_RankPart], location: str) -> tuple[int, ...]:
-    """Return the size of each axis of the mesh, in which each position must occur once."""
+    """Return the size of each axis of the mesh; raise an error unless each position has exactly one rank."""
     positions = {part.position for part in parts}
     axes = {(len(part.position), part.placements) for part in parts}
     sizes = tuple(max(indices) + 1 for indices in zip(*positions, strict=False))
@@ -252,7 +255,7 @@ def _mesh_sizes(parts: Sequence[_RankPart], location: str) -> tuple[int, ...]:
 
 
 def _box(part: _RankPart, mesh: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return offsets and sizes of a rank's part."""
+    """Return the offsets and sizes of a rank's part, one per axis of the full tensor."""
     offsets = [0] * len(part.shape)
     sizes = list(part.shape)
     for axis, index, count in zip(part.placements or (), part.position, mesh, strict=True):
@@ -265,7 +268,7 @@ def _box(part: _RankPart, mesh: Sequence[int]) -> tuple[tuple[int, ...], tuple[i
 
 
 def _require_equal(replicas: Sequence[SavedTensor], location: str) -> None:
-    """Raise an error unless all ranks have the same values; only plain tensors, such as buffers, are compared."""
+    """Raise an error unless all ranks have the same values. Only plain tensors, such as buffers, are compared."""
     first = replicas[0]
     nbytes = prod(first.shape) * first.itemsize
     if len(replicas) > 1 and nbytes > _MAX_COMPARED:

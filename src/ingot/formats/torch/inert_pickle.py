@@ -1,9 +1,11 @@
 """Pickles as plain data: no class is imported, and nothing is called.
 
-``torch.load(weights_only=True)`` reads a complete file at once, refuses pickles of protocol 4, which the metadata of
-torch's distributed checkpoints are, and classes of trainers. The functions here interpret the operations that
-``pickletools`` lists. An object that a pickle would construct becomes a ``Record`` with the class's name, its arguments
-and its state; an object that is stored elsewhere becomes a ``Reference``.
+``torch.load(weights_only=True)`` cannot replace this module. It reads a complete file at once, and refuses trainers'
+classes and pickles of protocol 4, such as the metadata of torch's distributed checkpoints.
+
+The functions here interpret the operations that ``pickletools`` lists. An object that a pickle would construct becomes
+a ``Record`` with the class's name, its arguments and its state; an object that is stored outside the pickle becomes a
+``Reference``.
 """
 
 from __future__ import annotations
@@ -17,19 +19,19 @@ from typing import Any, NamedTuple
 from ingot.errors import FormatError
 
 MAX_PICKLE = 1 << 28
-"""The limit of a pickle in bytes."""
+"""The maximum size of a pickle in bytes."""
 RULE = "torchfile.pickle"
 _ORDERED_DICT = "collections.OrderedDict"
 
 
 class Name(NamedTuple):
-    """A class or function by module and name, such as ``torch.float32``. It is not imported."""
+    """The module and name of a class or function, such as ``torch.float32``, which is not imported."""
 
     text: str
 
 
 class Reference(NamedTuple):
-    """An object that is stored outside of the pickle; torch's files refer to the storages of tensors in this way."""
+    """A reference to an object outside the pickle; torch's files refer to the storages of tensors in this way."""
 
     id: Any
 
@@ -48,14 +50,15 @@ class Record:
     elements: list[Any] = field(default_factory=list)
 
     def get(self, key: str) -> Any:
-        """Return a field of the state; None if the state has none of this name."""
+        """Return a field of the state; None if the state has no such field."""
         return self.state.get(key) if isinstance(self.state, dict) else None
 
 
 def load(data: bytes, location: str) -> Any:
     """Return the content of a pickle as dict, list, tuple, str, numbers, ``Record``, ``Name`` and ``Reference``.
 
-    Raises ``FormatError`` ``torchfile.pickle``, for an unknown operation or a damaged pickle.
+    Raises ``FormatError`` ``torchfile.pickle``: an unknown operation, a damaged pickle, or more than ``MAX_PICKLE``
+    bytes.
     """
     if len(data) > MAX_PICKLE:
         raise FormatError(RULE, f"expected at most {MAX_PICKLE} bytes, found {len(data)}", where=location)
@@ -72,7 +75,7 @@ def load(data: bytes, location: str) -> Any:
 
 
 class _Mark:
-    """A position on the stack."""
+    """A marker on the stack, which separates the operands of a later operation from the values below."""
 
 
 _MARK = _Mark()
@@ -232,7 +235,7 @@ class _Machine:
         target = self._top()
         if isinstance(target, Record):
             target.state = state
-        elif not isinstance(target, dict):  # torch adds attributes to dicts of weights (_metadata): no data
+        elif not isinstance(target, dict):  # torch adds attributes to state dicts (_metadata): ignored
             raise TypeError("a state for something that is no object")
 
     def _persid(self, argument: str) -> None:

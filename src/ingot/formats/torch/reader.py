@@ -1,4 +1,4 @@
-"""Reader of one file of torch: torch maps it and lists its tensors; their bytes are read on access."""
+"""Reader of one file of torch: torch maps it into memory and lists its tensors, whose bytes are read on access."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Contents(NamedTuple):
 
 
 class File(NamedTuple):
-    """An open file: its tensors as torch objects, and the contents that are left out."""
+    """An open file: its tensors as torch objects, the paths of omitted tensors, and a note on what is omitted."""
 
     name: str
     source: ByteSource
@@ -50,7 +50,7 @@ class File(NamedTuple):
 
 
 def open_file(store: Store, name: str) -> File:
-    """Return a file that torch has mapped.
+    """Open a file of ``torch.save``, which torch maps into memory.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def tensors_of(files: Sequence[File]) -> LazyMap[Tensor]:
 
 
 class _Values:
-    """The bytes of one tensor of torch, in row-major order, into which a strided tensor is copied on reading."""
+    """The bytes of one torch tensor in row-major order; a tensor with other strides is copied on reading."""
 
     mapped = False
 
@@ -146,7 +146,7 @@ class _Values:
 
 
 def _pickle_of(source: ByteSource, name: str) -> bytes:
-    """Return the pickle in the archive, unparsed, after a check that the archive is uncompressed like torch's."""
+    """Return the archive's pickle, unparsed; raise an error if the archive is compressed, which torch's never are."""
     try:
         with zipfile.ZipFile(io.BufferedReader(ArchiveFile(source.readinto, source.size))) as archive:
             entries = archive.infolist()

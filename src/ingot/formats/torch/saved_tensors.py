@@ -1,7 +1,7 @@
 """Tensors in archives of ``torch.save``, located from the pickle as plain data: types, shapes and byte ranges.
 
 The layout is that of ``torch.serialization``: a zip archive without compression, ``data.pkl`` with the names, and a
-file ``data/KEY`` for each storage. Nothing is loaded but the pickle; torch is not needed.
+file ``data/KEY`` for each storage. Only the pickle is loaded; torch is not needed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _MAX_AXES = 64
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A dense tensor in a file: its type, its shape, and the storage from which its elements are taken.
+    """A dense tensor in a file: its type, its shape, and the storage that contains its elements.
 
-    ``start`` is the offset in bytes of the storage in ``source``. ``first`` and ``stride`` count elements in it.
+    ``start`` is the storage's offset in ``source`` in bytes. ``first`` is the index of the first element in the
+    storage, and ``stride`` is the distance of neighbours along each axis, in elements.
     """
 
     dtype: DType
@@ -68,11 +69,12 @@ class SavedTensor:
 
     @property
     def itemsize(self) -> int:
-        """The bytes of an element; types of torch have whole bytes."""
+        """The size of an element in bytes; no type of torch has elements smaller than a byte."""
         return self.dtype.bits // 8
 
     def read_rows(self, first: int, count: int) -> NDArray[np.uint8]:
-        """Return rows of the first axis as bytes: an array of ``shape[1:]`` per row, and ``itemsize`` bytes at the end.
+        """Return ``count`` rows of the first axis as bytes, [count, ``*shape[1:]``, itemsize], from the row ``first``
+        on.
 
         A tensor without axes has one row.
         """
@@ -93,9 +95,9 @@ class SavedTensor:
 
 
 class SavedFile:
-    """An archive of ``torch.save`` at a range of bytes of a source.
+    """An archive of ``torch.save`` in a range of bytes of a source.
 
-    ``content`` is the pickle's content as plain data. ``pickle`` are its bytes, for fingerprints.
+    ``content`` is the pickle's content as plain data. ``pickle`` is the pickle itself, for fingerprints.
 
     Raises
     ------
@@ -119,7 +121,7 @@ class SavedFile:
         Raises
         ------
         UnsupportedError
-            ``torchfile.tensor``: a type that Ingot does not have.
+            ``torchfile.tensor``: an element type that Ingot does not support.
         FormatError
             ``torchfile.damaged``: shape, strides and storage contradict each other.
         """
@@ -151,9 +153,9 @@ class SavedFile:
         return SavedTensor(row, shape, self._source, start, first, stride)
 
     def _storage(self, reference: Any, untyped: DType | None, location: str) -> tuple[DType, int, int]:
-        """Return a storage's type, its offset in the source, and its count of elements.
+        """Return the element type of a storage, its offset in the source in bytes, and its number of elements.
 
-        ``untyped`` is the type of the elements of a storage without a type, whose count is in bytes.
+        An untyped storage declares its size in bytes; ``untyped`` is the type of its elements.
         """
         parts = reference.id if isinstance(reference, Reference) else None
         if not (isinstance(parts, tuple) and len(parts) >= 5 and parts[0] == "storage" and isinstance(parts[1], Name)):
@@ -165,7 +167,7 @@ class SavedFile:
             raise FormatError("torchfile.damaged", "expected the size of a storage", where=location)
         if untyped is None and type_name not in _STORAGES:
             raise UnsupportedError(
-                f"expected a type of elements that Ingot has, found {type_name[:80]}",
+                f"expected an element type that Ingot supports, found {type_name[:80]}",
                 rule="torchfile.tensor",
                 where=location,
             )
@@ -180,7 +182,7 @@ class SavedFile:
         return row, self._data_start(entry), nbytes // (row.bits // 8)
 
     def _data_start(self, entry: zipfile.ZipInfo) -> int:
-        """Return the offset in the source of an entry's data, which is behind its local header."""
+        """Return the offset in the source of an entry's data, which follows the entry's local header."""
         position = self._start + entry.header_offset
         header = read_bytes(self._source, position, _LOCAL_HEADER)
         sizes = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")

@@ -1,4 +1,4 @@
-"""Tensors that lie in pieces in the files of several ranks, put together row by row when they are read."""
+"""Tensors that are stored as chunks in the files of several ranks, and assembled in bands of rows on reading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _BAND = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a tensor's elements: its position and size along each axis, and how its saved tensor is found."""
+    """A box of a tensor's elements: its offsets and sizes along each axis.
+
+    ``locate`` returns the saved tensor that contains the elements; it may read the header of a file.
+    """
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -34,9 +37,9 @@ class Chunk:
 def sharded_tensor(
     name: str, dtype: DType, shape: tuple[int, ...], chunks: Sequence[Chunk], files: Sequence[ByteSource], location: str
 ) -> Tensor:
-    """Return a tensor that is put together from chunks when it is read.
+    """Return a tensor that is assembled from chunks when it is read.
 
-    Raises ``FormatError`` ``torchfile.shards`` if the chunks overlap, pass the shape or leave elements out.
+    Raises ``FormatError`` ``torchfile.shards`` if the chunks overlap, exceed the shape or leave elements out.
     """
     _require_cover(shape, chunks, location)
     nbytes = element_count(shape, RULE, location) * (dtype.bits // 8)
@@ -48,21 +51,21 @@ def sharded_tensor(
 def _require_cover(shape: tuple[int, ...], chunks: Sequence[Chunk], location: str) -> None:
     """Raise an error unless each element is in exactly one chunk."""
     if len(chunks) > _MAX_CHUNKS:
-        raise FormatError(RULE, f"expected at most {_MAX_CHUNKS} pieces, found {len(chunks)}", where=location)
+        raise FormatError(RULE, f"expected at most {_MAX_CHUNKS} chunks, found {len(chunks)}", where=location)
     total = element_count(shape, RULE, location)
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
-            raise FormatError(RULE, f"expected pieces of {len(shape)} axes, found {len(chunk.sizes)}", where=location)
+            raise FormatError(RULE, f"expected chunks of {len(shape)} axes, found {len(chunk.sizes)}", where=location)
         ends = (offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True))
         if any(end > limit for end, limit in zip(ends, shape, strict=True)):
             raise FormatError(
-                RULE, f"expected pieces inside {list(shape)}, found {chunk.sizes} at {chunk.offsets}", where=location
+                RULE, f"expected chunks inside {list(shape)}, found {chunk.sizes} at {chunk.offsets}", where=location
             )
     covered = sum(prod(chunk.sizes) for chunk in chunks)
     if covered != total:
         raise FormatError(
             RULE,
-            f"expected {total} elements in the pieces, found {covered}; is the file of a rank missing?",
+            f"expected {total} elements in the chunks, found {covered}; is the file of a rank missing?",
             where=location,
         )
     if shape and total and len(chunks) > 1:
@@ -76,11 +79,11 @@ def _require_disjoint(chunks: Sequence[Chunk], location: str) -> None:
     for index in range(1, len(boxes)):
         overlap = (starts[:index] < ends[index]) & (ends[:index] > starts[index])
         if overlap.all(axis=1).any():
-            raise FormatError(RULE, f"two pieces contain the elements at {boxes[index].offsets}", where=location)
+            raise FormatError(RULE, f"two chunks contain the elements at {boxes[index].offsets}", where=location)
 
 
 class _ShardedSource(DerivedSource):
-    """The bytes of a tensor in row-major order, put together from its chunks on reading."""
+    """The bytes of a tensor in row-major order, assembled from its chunks on reading."""
 
     mapped = False
 
@@ -142,7 +145,7 @@ class _ShardedSource(DerivedSource):
             if saved.dtype is not self._dtype or saved.shape != chunk.sizes:
                 raise FormatError(
                     RULE,
-                    f"expected a piece of {self._dtype.name} {list(chunk.sizes)}, found {saved.dtype.name} "
+                    f"expected a chunk of {self._dtype.name} {list(chunk.sizes)}, found {saved.dtype.name} "
                     f"{list(saved.shape)}",
                     where=self.name,
                 )

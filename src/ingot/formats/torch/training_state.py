@@ -1,28 +1,28 @@
-"""Which entries of a trainer's checkpoint are weights, and under which names; the others are its training state."""
+"""The division of a trainer's checkpoint into the weights of the model, with their names, and training state."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
 _HOLDERS = ("app", "state_dict", "model_state_dict", "model", "module")
-"""Keys under which trainers save the state dict of the model. They are no part of a tensor's name."""
+"""Keys under which trainers save the state dict of the model. They are not part of a tensor's name."""
 _TRAINING = (
     *("optimizer", "optim", "optimizers", "optimizer_state", "optimizer_states", "optimizer_state_dict", "optim_state"),
     *("lr_scheduler", "lr_schedulers", "scheduler", "opt_param_scheduler", "dataloader", "train_state", "rng_state"),
     *("rng_states", "trainer", "callbacks", "loops", "scaler", "grad_scaler", "ema", "rerun_state_machine"),
 )
-"""First keys of what is no weight of the model."""
+"""First keys of paths that lead to training state."""
 
 
 class TrainingState:
-    """The entries of a checkpoint by purpose.
+    """The entries of a checkpoint, divided into weights and training state.
 
-    ``weights`` maps keys of entries to names of tensors; ``training`` are the keys of all other entries.
+    ``weights`` maps keys of entries to names of tensors; ``training`` lists the keys of all other entries.
 
     Parameters
     ----------
     paths : mapping of str to tuple of str
-        The path of keys of each entry in the nested state dict that was saved.
+        For each entry, the path of keys that led to it in the nested state dict that was saved.
     """
 
     def __init__(self, paths: Mapping[str, tuple[str, ...]]) -> None:
@@ -36,13 +36,16 @@ class TrainingState:
                 self.weights[key] = ".".join(path)
 
     def remarks(self, location: str, tensors: Collection[str], other_values: int) -> list[tuple[str, str]]:
-        """Return the remarks on what is left out of the weights: ``tensors`` of the training state, other values."""
+        """Return a remark on the contents that are left out, if there are any.
+
+        ``tensors`` are the keys of training state; ``other_values`` is the number of values that are not tensors.
+        """
         parts = []
         if tensors:
             first = ", ".join(sorted(tensors)[:3])
             parts.append(f"{len(tensors)} entries of the optimizer or of the trainer ({first}, ...)"[:300])
         if other_values:
-            parts.append(f"{other_values} values that are no tensors, such as counters")
+            parts.append(f"{other_values} values that are not tensors, such as counters")
         return [("torchfile.left-out", f"{location} also contains {' and '.join(parts)}: left out")] if parts else []
 
 

@@ -1,8 +1,8 @@
 """The format of DeepSpeed's ZeRO checkpoints of stages 1, 2 and 3; read only.
 
-A folder of one tag (``global_step100``) has the files ``*_optim_states.pt``, in which each rank keeps its share of the
-weights in f32, and ``*_model_states.pt`` with names, shapes, buffers and frozen weights. The layout is that of
-DeepSpeed's ``zero_to_fp32.py``. The files are read as plain data; there is no process group, and torch is not needed.
+A folder of one tag (``global_step100``) has the files ``*_optim_states.pt``, each with one rank's share of the weights
+in f32, and ``*_model_states.pt`` with names, shapes, buffers and frozen weights. The layout is that of DeepSpeed's
+``zero_to_fp32.py``. The files are read as plain data, without a process group and without torch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ZeroRanksFormat(ReadOnlyFormat):
         return _MODEL
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Return the catalog of the weights, put together from the files of all ranks.
+        """Return the catalog of the weights, assembled from the files of all ranks.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class _File:
     content: Mapping[Any, Any]
 
     def mapping(self, key: str) -> Mapping[Any, Any]:
-        """Return an entry that is a mapping; an empty one if it is absent or None."""
+        """Return an entry that is a mapping; an empty mapping if the entry is absent or None."""
         value = self.content.get(key)
         if value is None:
             return {}
@@ -213,7 +213,7 @@ class _Reader:
         tensors: dict[str, Tensor] = {}
         for name in _names(model.content.get("buffer_names"), model.name):
             saved = model.saved.tensor(model.mapping("module").get(name), name)
-            if saved is not None:  # others are not persistent
+            if saved is not None:  # buffers that are not persistent are not saved
                 tensors[name] = self._joined(name, saved.shape, [_range(saved, 0, prod(saved.shape))])
         read_runs = _stage3_runs if stage == 3 else _stage2_runs
         paddings = optimizer.mapping(_OPTIMIZER).get("param_alignment_paddings")
@@ -236,7 +236,9 @@ class _Reader:
         return tensors
 
     def _frozen(self, name: str, shape: tuple[int, ...], models: Sequence[_File]) -> Tensor:
-        """Return a weight that is not trained: in one file as it is, or a share in the file of each rank."""
+        """Return a frozen weight, which one file contains completely, or the files of all ranks contain in equal
+        shares.
+        """
         parts = []
         remaining = prod(shape)
         for model in models:
@@ -254,7 +256,7 @@ class _Reader:
         return self._joined(name, shape, parts)
 
     def _joined(self, name: str, shape: tuple[int, ...], parts: Sequence[SavedTensor]) -> Tensor:
-        """Return a tensor of consecutive runs of elements."""
+        """Return the tensor whose elements are those of ``parts``, one after another."""
         location = f"{self._name}: {name[:200]}"
         parts = [part for part in parts if part.shape[0]]
         ends = list(accumulate(part.shape[0] for part in parts))
@@ -275,7 +277,10 @@ _WeightRuns = Iterator[tuple[str, tuple[int, ...], list[SavedTensor]]]
 
 
 def _stage2_runs(shapes: _Shapes, groups: Sequence[Sequence[SavedTensor]], paddings: Any, location: str) -> _WeightRuns:
-    """Yield the runs of each weight: the shares of the ranks, one after another, contain the weights of a group."""
+    """Yield the name, shape and runs of each weight of stages 1 and 2.
+
+    The ranks' shares of a group, one after another, contain the group's weights one after another.
+    """
     if any(len(rank) != len(shapes) for rank in groups):
         raise FormatError(RULE, f"expected {len(shapes)} groups of parameters in each rank", where=location)
     for index, group in enumerate(shapes):
@@ -307,7 +312,10 @@ def _gaps(paddings: Any, index: int, count: int, location: str) -> Sequence[int]
 
 
 def _stage3_runs(shapes: _Shapes, groups: Sequence[Sequence[SavedTensor]], paddings: Any, location: str) -> _WeightRuns:
-    """Yield the runs of each weight: each rank has the same share of every weight, the last ones with padding."""
+    """Yield the name, shape and runs of each weight of stage 3.
+
+    Each weight is divided into equal shares, one per rank; the last shares may be padded.
+    """
     sizes = [[prod(tensor.shape) for tensor in rank] for rank in groups]
     if any(rank != sizes[0] for rank in sizes):
         raise FormatError(RULE, "expected shares of the same sizes in each rank", where=location)
@@ -328,7 +336,7 @@ def _stage3_runs(shapes: _Shapes, groups: Sequence[Sequence[SavedTensor]], paddi
 
 
 class _Flat:
-    """Flat tensors of which elements are numbered one after another."""
+    """Flat tensors that are treated as one tensor: their elements are numbered one after another."""
 
     def __init__(self, tensors: Sequence[SavedTensor]) -> None:
         self._tensors = tensors
@@ -336,7 +344,7 @@ class _Flat:
         self.size = self._ends[-1] if self._ends else 0
 
     def runs(self, first: int, count: int, location: str) -> list[SavedTensor]:
-        """Return the runs of ``count`` elements from ``first`` on."""
+        """Return the ``count`` elements from ``first`` on, as runs of elements of the flat tensors."""
         if first + count > self.size:
             raise FormatError(
                 RULE, f"expected elements up to {first + count} in the ranks' shares, found {self.size}", where=location
@@ -352,7 +360,7 @@ class _Flat:
 
 
 def _range(tensor: SavedTensor, first: int, count: int) -> SavedTensor:
-    """Return a run of elements of a contiguous tensor as a tensor of one axis."""
+    """Return ``count`` elements of a contiguous tensor, from ``first`` on, as a tensor of one axis."""
     if not tensor.is_contiguous:
         raise UnsupportedError(
             "expected elements in row-major order", rule="torchfile.tensor", where=tensor.source.name
@@ -414,7 +422,9 @@ def _rank_count(file: _File) -> int:
 
 
 def _stage(file: _File) -> int:
-    """Return the stage of ZeRO: a number, or a member of an enumeration, pickled as its class called with the number.
+    """Return the stage of ZeRO.
+
+    It is stored as a number, or as a member of an enumeration, whose pickle is a call of the class with the number.
 
     Raises ``UnsupportedError`` ``torchfile.content``.
     """
@@ -432,7 +442,7 @@ def _stage(file: _File) -> int:
 
 
 def _flat_groups(file: _File, key: str) -> list[SavedTensor]:
-    """Return the flat tensors of a rank."""
+    """Return the flat tensors that a rank stores under a key."""
     listed = file.mapping(_OPTIMIZER).get(key)
     if not isinstance(listed, list) or not listed:
         raise FormatError(_METADATA, f"expected {key}, a list of flat tensors", where=file.name)
