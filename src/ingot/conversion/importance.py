@@ -1,7 +1,7 @@
-"""Weights of column errors for the choice of a matrix's codebook: the mean squares of the column's inputs.
+"""Weights of column errors for codebooks: the mean square of the input that each column is multiplied by.
 
-Changing a weight by d changes the output by d times its input: the output's squared error is the sum of d^2 times the
-mean square of the column's input.
+If a weight changes by d, the output changes by d times the input. The squared error of an output is therefore the sum
+over columns of d^2 times the mean square of the column's input.
 """
 
 from __future__ import annotations
