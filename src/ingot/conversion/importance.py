@@ -19,7 +19,7 @@ RULE = "convert.importance"
 
 
 def read_importance(path: AnyPath, source: Checkpoint) -> dict[str, Array]:
-    """Read activation norms and return weights per column, f64 with mean 1, by name of the matrix.
+    """Read activation norms; return weights per column, f64 with mean 1, keyed by the name of the matrix.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ from ingot.translate import imatrix
 
 
 def open_statistics(path: AnyPath, model: Checkpoint | None = None) -> Statistics:
-    """Open statistics; see ``Statistics.open``."""
+    """Open statistics; parameters and errors are those of ``Statistics.open``."""
     location = Location.parse(path)
     if imatrix.is_binary(location.head(imatrix.HEAD)):
         statistics = imatrix.from_binary(location)

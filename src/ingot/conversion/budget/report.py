@@ -123,7 +123,7 @@ class BudgetReport:
     groups: Sequence[GroupReport]
 
     def around(self, report: Report) -> Report:
-        """Return a report of the conversion with the figures and tables of the budget added."""
+        """Return the report of the conversion with the figures and tables of the budget search added."""
         tables = [table_of("", self.types, TypeReport, _TYPES), table_of("", self.points, PointReport, _POINTS)]
         if self.steps:
             tables.append(table_of("", self.steps, StepReport, _STEPS))

@@ -29,9 +29,7 @@ from ingot.stores.location import AnyPath, Location
 
 
 class Divergence:
-    """| model), as in ``evaluate``, in f32, on the same windows for all models.|A function that measures KL(source ||
-    model) in f32, as ``evaluate`` does, on the same windows for all models.|| model), as in ``evaluate``, in f32, on
-    the same windows for all models.
+    """A function that measures KL(source || model) in f32, as ``evaluate`` does, on the same windows for all models.
 
     Parameters
     ----------
