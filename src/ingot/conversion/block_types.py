@@ -1,4 +1,4 @@
-"""Rules of a recipe that depend on the model, and notes on the block types that tensors of a GGUF file got."""
+"""Rules that a recipe gets for one model, and notes on the block types of the tensors of a GGUF file."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def with_model_rules(recipe: Recipe | None, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Recipe | None:
-    """Return the recipe with the rules that depend on the model: the types of a mixture, and a tied head.
+    """Return the recipe with rules that depend on the model.
 
-    An embedding is the head too if the model has no head of its own. Then rules that round heads by statistics also
-    round the embedding.
+    These are the rules for the types of a mixture such as ``Q4_K_M``. If the model has a tied head, rules that round
+    heads with statistics also apply to the embedding.
     """
     if recipe is None:
         return recipe
@@ -47,7 +47,7 @@ def _has_tied_head(checkpoint: Checkpoint, config: Mapping[str, Any]) -> bool:
 
 
 def _with_tied_head(recipe: Recipe) -> Recipe:
-    """Return the recipe whose rules with a quantizer for heads also hit embeddings."""
+    """Return the recipe in which rules with a quantizer for heads also apply to embeddings."""
     rules = [
         replace(rule, roles=(*rule.roles, _EMBEDDING))
         if _HEAD in rule.roles and isinstance(rule.choice, Choice) and rule.choice.quantizer is not None
@@ -58,7 +58,7 @@ def _with_tied_head(recipe: Recipe) -> Recipe:
 
 
 def type_notes(steps: Sequence[Step], format: Format, recipe: Recipe | None) -> list[str]:
-    """Return notes on the types of a GGUF file that a recipe chose, and on each type that replaces another."""
+    """Return notes on the types that a recipe chose for a GGUF file, and on each type that was replaced by another."""
     if format.name != _GGUF or recipe is None:
         return []
     fallbacks = _fallback_notes(steps, recipe)
@@ -73,7 +73,7 @@ def type_notes(steps: Sequence[Step], format: Format, recipe: Recipe | None) -> 
 
 
 def _fallback_notes(steps: Sequence[Step], recipe: Recipe) -> list[str]:
-    """Return a note for each pair of types and number of columns."""
+    """Return a note for each combination of requested type, stored type and number of columns."""
     groups: dict[tuple[str, str, int], list[str]] = {}
     for step in steps:
         labels = (label for label in recipe.fallbacks if step.rule == label or step.rule.startswith(f"{label} ("))

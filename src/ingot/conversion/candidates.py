@@ -1,6 +1,6 @@
-"""Measure the candidates of a recipe's rule on a sample of a tensor, so that a plan can pick one of them.
+"""Measurement of a rule's candidates on a sample of a tensor, so that a plan can pick one of them.
 
-The sample does not depend on the number of threads or the memory limit, and neither does the pick.
+The sample and the pick do not depend on the number of threads or on the memory limit.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ingot.model.tensor import Array, Tensor
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 
 SAMPLE = 1 << 20
-"""The largest number of elements of a sample. A sample consists of full rows unless a row is longer than it."""
+"""The maximum number of elements of a sample, which consists of full rows unless one row is longer."""
 
 _RUN_COUNT = 16
 _RUN_ROWS = 64
 
-# Longer rows are not sampled in full, but in runs of this number of elements.
+# The number of consecutive elements of a sampled part of a row that is longer than a sample.
 _RUN_LENGTH = SAMPLE // _RUN_COUNT
 STORED = "as stored"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A choice that the tensor and the target allow: the stored tensor, and whether it has the same values.
+    """A way to store a tensor that the recipe's rule lists and the target supports.
 
-    ``choice`` is None for the tensor as the source stores it. ``share`` is the share of the tensor, 0 to 1, that
+    ``choice`` is None if the tensor is stored as in the source. ``share`` is the share of the tensor, 0 to 1, that
     pruning leaves; errors are measured on the unpruned tensor.
     """
 
@@ -62,7 +62,7 @@ class Picked:
 
 
 def pick(tensor: Tensor, measured: Measured, candidates: Sequence[Candidate]) -> Picked:
-    """Pick one of ``candidates``; read a sample of the tensor if the sizes in the specs do not decide.
+    """Return the best of ``candidates``; read a sample of the tensor if the sizes in the specs do not determine it.
 
     A candidate whose codec raises ``CodecError`` for the sampled values is left out, and the reason names it.
     """
@@ -73,7 +73,7 @@ def pick(tensor: Tensor, measured: Measured, candidates: Sequence[Candidate]) ->
 
 
 def trial_snr_db(tensor: Tensor, choice: Choice) -> float | None:
-    """Return the signal-to-noise ratio in decibels of a tensor's sample stored by ``choice``.
+    """Return the signal-to-noise ratio in decibels after a tensor's sample is stored by ``choice`` and decoded.
 
     It is infinite if no value changes, and None if the codec refuses the values.
     """
@@ -94,7 +94,7 @@ def stored_rows(tensor: Tensor, choice: Choice, rows: Array) -> Array:
 
 
 def _fitted(tensor: Tensor, choice: Choice, rows: Array) -> Encoder:
-    """Return an encoder for a sample's rows after all of its fitting passes over them."""
+    """Return an encoder after all of its fitting passes over the sampled rows."""
 
     def build(options: Mapping[str, Any]) -> Encoder:
         return CODECS[choice.codec].encoder(_shape(tensor, rows), tensor.dtype, options)
@@ -106,7 +106,7 @@ def _fitted(tensor: Tensor, choice: Choice, rows: Array) -> Encoder:
 
 
 def _shape(tensor: Tensor, rows: Array) -> tuple[int, ...]:
-    """Return the shape under which a sample is encoded, with the tensor's number of dimensions if possible."""
+    """Return the shape for encoding a sample: with as many dimensions as the tensor, if possible."""
     shape = tensor.shape
     if rows.size == tensor.size:
         return shape
@@ -152,7 +152,7 @@ def _passed_label(candidate: Candidate, snr: float, limit: float) -> str:
 
 
 class _Trials:
-    """Encodings of one sample of one tensor by several candidates. The sample is read on first use."""
+    """Encodings of a sample of a tensor by several candidates; the sample is read on first use."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -160,7 +160,8 @@ class _Trials:
         self.failed: list[tuple[Choice, str]] = []
 
     def size(self, candidate: Candidate) -> float | None:
-        """Return the stored bytes of the full tensor: exact if the spec has them, else extrapolated from the sample.
+        """Return the size of the full tensor in bytes: exact if the spec declares it, else extrapolated from the
+        sample.
 
         None if the codec refuses the values.
         """
@@ -183,7 +184,7 @@ class _Trials:
         choice = candidate.choice
         try:
             return measure(rows, stored_rows(self._tensor, choice, rows)).snr_db
-        except (CodecError, UnsupportedError) as error:  # UnsupportedError: groups that fit the tensor, not the sample
+        except (CodecError, UnsupportedError) as error:  # UnsupportedError: a group size that does not fit the sample
             self._record_failure(choice, error)
             return None
 
@@ -205,7 +206,7 @@ class _Trials:
 
 
 def _part_size(spec: TensorSpec, part: PartSpec, sample: Array | None, scale: float) -> float:
-    """Return the bytes of a part, extrapolated by ``scale`` from the same part of the encoded sample."""
+    """Return the size of a part in bytes: that of the spec, else the size of ``sample`` multiplied by ``scale``."""
     if part.length is not None or sample is None:
         return float(part.at_most)
     if part.encoding == "raw":
@@ -224,10 +225,10 @@ def compressed_size(spec: TensorSpec, part: PartSpec, data: Array) -> int:
 
 
 def sample_of(tensor: Tensor, max_elements: int = SAMPLE) -> Array:
-    """Return evenly spaced rows of a tensor as a matrix in the tensor's dtype, about ``max_elements`` at most.
+    """Return evenly spaced rows of a tensor as a matrix in the tensor's dtype, with about ``max_elements`` at most.
 
-    A tensor with fewer elements is returned in full. For a raw dense tensor only the sampled rows are read, for others
-    everything from the start to the last sampled row. Digests are not checked.
+    A tensor with fewer elements is returned in full. For a raw dense tensor, only the sampled rows are read; any other
+    tensor is read from its start to the last sampled row. Digests are not checked.
     """
     elementwise = tensor.codec in CODECS and CODECS[tensor.codec].elementwise
     rows, cols = tensor.matrix_shape
@@ -264,7 +265,7 @@ def _sampled_runs(rows: int, cols: int, max_elements: int) -> list[tuple[int, in
 
 
 def _read_runs(tensor: Tensor, runs: Sequence[tuple[int, int]], out: Array) -> None:
-    # Without checks of digests: a sample only guides a choice, and encoding the tensor later checks all of it.
+    # Digests are not checked: a sample only guides a choice, and encoding later checks the full tensor.
     row = DTYPES[tensor.dtype]
     part = replace(tensor.parts["data"], verify=False)
     width = out.shape[1] * row.bits // 8
@@ -297,9 +298,9 @@ def _decode_runs(tensor: Tensor, runs: Sequence[tuple[int, int]], out: Array, el
 
 
 def first_values(tensor: Tensor) -> Iterator[tuple[int, Array]]:
-    """Yield (first row, values) of the chunks of a tensor of floats, in order.
+    """Yield (first row, values) for the chunks of a floating-point tensor, in order.
 
-    After the first chunk a sample is read; if that is all zeros, no further chunk is yielded.
+    If a sample that is read after the first chunk is all zeros, the other chunks are not yielded.
     """
     if tensor.dtype not in FLOATS:
         return

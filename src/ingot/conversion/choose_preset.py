@@ -1,4 +1,4 @@
-"""Choose the program, the container and the preset from the options of a user, without opening the model."""
+"""The choice of program, container and preset from the options of ``ingot quantize``, without opening the model."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ingot.stores.location import Location
 
 CALIBRATED = "-calibrated"
 _PROGRAM_OF: Mapping[str, str] = {"gguf": "llama.cpp", "onnx": "onnxruntime", "coreml": "coreml", "mlx": "mlx"}
-"""The program that a container names if no program is stated."""
+"""The default program of each container."""
 _BITS = {16: "bf16", 8: "int8", 4: "int4", 3: "int3", 2: "int2"}
-"""Presets of containers that no program is named by, such as ``.zt``."""
+"""Presets by bits per weight for containers without a default program, such as ``.zt``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A chosen program, container, and the recipes to choose among.
+    """A chosen program and container, and the recipes to choose between.
 
-    ``plain`` and ``calibrated`` are recipes; each is empty if there is none. ``profile`` is None if no program was
-    stated and the container has none.
+    ``plain`` and ``calibrated`` are names of recipes, empty if there is none. ``profile`` is None if no program was
+    named and the container has no default program.
     """
 
     profile: RuntimeProfile | None
@@ -50,15 +50,15 @@ def choose(
 ) -> Chosen:
     """Choose the runtime, container and recipes of ``ingot quantize`` from its options.
 
-    ``runtime`` alone is sufficient; ``bits``, ``type`` and ``preset`` refine it, and only one of them may be stated.
-    Without ``runtime``, ``type`` implies llama.cpp, and otherwise the suffix of ``out`` decides.
+    ``runtime`` alone is sufficient; at most one of ``bits``, ``type`` and ``preset`` may refine it. Without
+    ``runtime``, ``type`` implies llama.cpp, and otherwise the suffix of ``out`` decides.
 
     Raises
     ------
     UsageError
         ``runtime.unknown``; ``quantize.type``; ``quantize.bits``, ``quantize.preset``: the program has no such preset;
-        ``quantize.option``: nothing decides, or statements contradict each other; ``recipe.unknown``;
-        ``format.unknown``.
+        ``quantize.option``: the options do not determine a program or container, or contradict each other;
+        ``recipe.unknown``; ``format.unknown``.
     """
     refinements = [
         name for name, value in (("--bits", bits), ("--type", type), ("--preset", preset)) if value is not None
@@ -100,12 +100,11 @@ def _profile(runtime: str | None, type: str | None, container: str | None) -> Ru
 
 
 def _pair(preset: str) -> tuple[str, str]:
-    """Return the plain and the calibrated recipe that belong to a preset or to a recipe file; empty if there is
-    none."""
+    """Return the plain and the calibrated recipe of a preset or of a recipe file; empty if a recipe is missing."""
     name = preset_name(preset) or preset
     if name.endswith(CALIBRATED):
         return "", name
-    load_recipe(name)  # refuses a name that is neither a preset nor a file, with the nearest
+    load_recipe(name)  # refuses a name that is neither a preset nor a file, and suggests the nearest preset
     return name, f"{name}{CALIBRATED}" if f"{name}{CALIBRATED}" in ALL_PRESETS else ""
 
 
@@ -129,7 +128,7 @@ def _default(profile: RuntimeProfile, container: str | None, bits: int | None) -
 def _in_container(
     profile: RuntimeProfile | None, container: str | None, plain: str, calibrated: str, subject: str
 ) -> Chosen:
-    """Return the choice of recipes for a container; the program chooses the container if none is stated."""
+    """Return the choice of recipes for a container; if none is given, the program's container is used."""
     recipe = load_recipe(plain or calibrated)
     if profile is not None and container is not None and container not in profile.containers:
         raise UsageError(

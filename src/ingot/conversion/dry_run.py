@@ -44,9 +44,9 @@ _GROUPS = (
 def dry_run(
     plan: ConvertPlan, notes: Sequence[str], budget: BudgetReport | None, inexact: Collection[str], account: Account
 ) -> Report:
-    """Return a report of the rule that hits each tensor, and of the resulting size.
+    """Return a report that lists the rule that applies to each tensor, and the size of the result.
 
-    ``inexact`` are the tensors whose values a view has changed in f32.
+    ``inexact`` contains the names of tensors whose values a view has changed in f32.
     """
     attachments = [f"with the {ATTACHMENT_TITLES[name]}" for name in plan.attachments.names()]
     elements = max(sum(step.tensor.size for step in plan.steps), 1)
@@ -102,7 +102,7 @@ def _tensors(steps: Sequence[Step], equal: Sequence[Texts | None]) -> Table:
 
 
 def _groups(steps: Sequence[Step]) -> Table:
-    """Return the table of actions; equal layers share one row with the sum of their bytes."""
+    """Return the table of actions; layers with equal actions share one row, with their bytes added up."""
 
     def key(step: Step) -> tuple[Any, ...]:
         codec = codec_name(step.spec.codec, step.spec.params, (part.encoding for part in step.spec.parts))

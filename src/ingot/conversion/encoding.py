@@ -1,4 +1,4 @@
-"""Plan how a tensor is encoded by a rule of a recipe, in a layout that the format accepts."""
+"""Plan how a recipe's rule encodes a tensor, in a layout that the format accepts."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from ingot.recipes.load import preset_hint
 from ingot.recipes.recipe import Decision, Recipe, Rule
 from ingot.views.regroup import even_group
 
-# The largest number of rules or tensors that a note lists by name.
+# The maximum number of rules or tensors that a note lists by name.
 _MAX_LISTED = 8
-# Rows of a sample that is repacked on trial: packed words hold up to 32 rows.
+# The number of rows that are encoded and repacked as a trial; a packed word holds codes of up to 32 rows.
 _SAMPLE_ROWS = 64
 
 
 def unused_settings(
     recipe: Recipe | None, decisions: Mapping[str, Decision], importance: Mapping[str, Array]
 ) -> list[str]:
-    """Return a note for each rule that hits no tensor, and one if ``--importance`` has no effect.
+    """Return a note for each rule that applies to no tensor, and one if ``--importance`` has no effect.
 
     Parameters
     ----------
     recipe : Recipe or None
     decisions : mapping of str to Decision
-        The recipe's decision on each tensor, by name.
+        The recipe's decision on each tensor, keyed by tensor name.
     importance : mapping of str to array
-        Weights of column errors, by name of the matrix.
+        The weights of column errors, keyed by the name of the matrix.
     """
     notes = []
     if recipe is not None and decisions:
@@ -73,13 +73,15 @@ def unused_settings(
 
 
 def constants_that_stay(source: Checkpoint, format: Format, decisions: Mapping[str, Decision]) -> list[str]:
-    """Return a note for each reason why the format keeps constants that a recipe would change."""
+    """Return notes on constants that the format requires unchanged, although the recipe would change them; one per
+    reason.
+    """
     reasons: dict[str, list[str]] = {}
     for name, decision in decisions.items():
         choice = decision.choice
         reason = format.why_constant(name)
         plain = isinstance(choice, Choice) and choice.codec == DenseLayout.codec and not choice.options
-        dense = plain and source[name].codec == DenseLayout.codec  # it is stored so already
+        dense = plain and source[name].codec == DenseLayout.codec  # the rule would not change it
         if choice is not None and reason is not None and not dense:
             reasons.setdefault(reason, []).append(name)
     lines = []
@@ -92,7 +94,7 @@ def constants_that_stay(source: Checkpoint, format: Format, decisions: Mapping[s
 
 
 def require_all_used(warnings: Sequence[str]) -> None:
-    """Raise ``UsageError`` ``convert.idle`` if there are notes of ``unused_settings``."""
+    """Raise ``UsageError`` ``convert.idle`` with the notes of ``unused_settings``, if there are any."""
     if warnings:
         raise UsageError("; ".join(warnings), rule="convert.idle")
 
@@ -137,7 +139,10 @@ _OTHER_SECOND = {MULTIPLY: DIVIDE, DIVIDE: MULTIPLY}
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The pruned blocks of a tensor along ``axis``; ``stored`` if its file omits them already."""
+    """The pruned blocks of a tensor along ``axis``.
+
+    ``stored`` is true if the source's file already omits these blocks.
+    """
 
     axis: int
     blocks: Blocks
@@ -148,14 +153,21 @@ class Pruned:
         return {"axis": self.axis, "block": self.blocks.block, "mask": self.blocks.mask}
 
     def around(self, codec: str, options: Mapping[str, Any], format: Format) -> dict[str, object]:
-        """Return the options of ``sparse_blocks`` with an inner codec, in full size if the format requires that."""
+        """Return the options of ``sparse_blocks`` around the codec ``codec`` with ``options``.
+
+        If the format requires it, the matrix is stored in full size.
+        """
         size = {"whole": True} if full_size(format) else {}
         return {**self.options(), "inner": codec, "options": options, **size}
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingInputs:
-    """Inputs of a decision besides the rule: pruned blocks by tensor, and weights of column errors by matrix."""
+    """Inputs of a decision in addition to the rule.
+
+    ``prune`` contains the pruned blocks, keyed by tensor name; ``importance`` the weights of column errors, keyed by
+    matrix name.
+    """
 
     allow_requantize: bool
     prune: Mapping[str, Pruned]
@@ -163,14 +175,15 @@ class EncodingInputs:
 
 
 def full_size(format: Format) -> bool:
-    """Return whether a format stores pruned matrices in their full size."""
+    """Return whether a format stores pruned matrices in full size, with zeros for the pruned blocks."""
     return format.traits.full_size
 
 
 def plan_encoding_or_keep(tensor: Tensor, format: Format, rule: str, choice: Choice, inputs: EncodingInputs) -> Step:
     """Return the step that encodes a tensor by a choice.
 
-    A tensor without a decoder, or with values too small for the codec, is kept unchanged, and the rule's label says so.
+    If the tensor has no decoder, or its values are too small for the codec, it stays unchanged; the rule's label says
+    so.
     """
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         return plan_unchanged(tensor, format, f"{rule} (kept: no decoder for {tensor.codec})")
@@ -187,7 +200,8 @@ def plan_encoding_or_keep(tensor: Tensor, format: Format, rule: str, choice: Cho
 
 
 def plan_encoding(tensor: Tensor, format: Format, rule: str, choice: Choice, inputs: EncodingInputs) -> Step:
-    """Return the step that stores a tensor by a choice: moved or repacked if it has that storage, else encoded.
+    """Return the step that stores a tensor by a choice: move or exact repacking if the codes are the same, else
+    encoding.
 
     Raises
     ------
@@ -248,7 +262,7 @@ def plan_encoding(tensor: Tensor, format: Format, rule: str, choice: Choice, inp
         if not loses and (exact_step := _plan_same_codes(tensor, spec, rule)) is not None:
             return exact_step
     action = DECODED if not stored_exactly(tensor) and exact else ENCODED
-    if not keeps and codec != DenseLayout.codec:  # a dense tensor of a narrower dtype is no second quantization
+    if not keeps and codec != DenseLayout.codec:  # a narrower dtype of a dense tensor is no second quantization
         _refuse_requantizing(tensor, rule, inputs)
     return Encode(
         tensor, spec, action, rule, exact, encoder=encoder, options=merge_options(options, wider), keeps_weights=keeps
@@ -260,7 +274,11 @@ _ENCODERS_OF_F32 = (AffineLayout.codec, ScaledCodebookLayout.codec, GgmlBlocksLa
 
 
 def _declared_dtype(tensor: Tensor, codec: str) -> str:
-    """Return the element type that the result of a codec declares: of exact values in f32, that of their base."""
+    """Return the element type that the result of a codec declares.
+
+    This is the tensor's type. For values that a view computed in f32, it is the type of the tensor that they replace,
+    if the codec's encoder accepts f32 for every declared type.
+    """
     base = tensor.stored_like
     return tensor.dtype if base is None or codec not in _ENCODERS_OF_F32 else base.dtype
 
@@ -326,7 +344,7 @@ def _plan_repacked(
 
 
 def _repacks_sample(tensor: Tensor, codec: str, options: Mapping[str, Any], layout: Storable) -> bool:
-    """Return whether the tensor's first rows, encoded, have an exact form in ``layout``."""
+    """Return whether the first rows of the tensor, encoded, can be repacked exactly into ``layout``."""
     first = next((values for _, values in first_values(tensor)), None)
     if first is None:
         return False
@@ -353,11 +371,11 @@ def _plan_same_codes(tensor: Tensor, spec: TensorSpec, rule: str) -> Step | None
 def _option_variants(
     choice: Choice, options: Mapping[str, Any], encoder: Encoder, format: Format, cols: int
 ) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield options for equivalent layouts that formats may accept, each with a label for the report, often empty.
+    """Yield options for equivalent layouts that formats may accept, each with a label for the report (often empty).
 
     The layouts are: values in a wider dtype, rows of codes without padding, ascending column indices, and unsigned
-    codes with the middle as zero point. For formats that need even groups, the group size divides the matrix's
-    ``cols`` columns. For formats of operators, scales may have the dtype of the values.
+    codes whose zero point is the middle of the range. For formats that need groups of equal size, the group size
+    divides the matrix's ``cols`` columns. For formats that store operators, scales may have the dtype of the values.
     """
     if choice.codec == DenseLayout.codec and choice.encoding == "raw":
         holder = holder_of(encoder)
@@ -389,7 +407,7 @@ def _option_variants(
 
 
 def _stored_columns(tensor: Tensor, pruning: Pruned | None, format: Format) -> int:
-    """Return the number of columns that the format stores, without pruned columns if the format omits them."""
+    """Return the number of columns that the format stores; pruned columns are not counted if the format omits them."""
     compacts = pruning is not None and pruning.axis == 1 and not full_size(format)
     return pruning.blocks.kept_channels if pruning is not None and compacts else tensor.matrix_shape[1]
 
@@ -401,10 +419,10 @@ def _first_accepted(
 
 
 def _even_group(group: int, cols: int, sizes: Sequence[int]) -> tuple[int | None, str]:
-    """Return the group size that replaces ``group``, None if there is none, and a label for the report.
+    """Return the group size that replaces ``group`` (None if there is none), and a label for the report.
 
-    If the format lists sizes, it is the largest that divides ``group`` and the columns. Without a list, it is the
-    largest divisor of the columns between half of ``group`` and ``group``, else the smallest one up to four times
+    If the format has a list of sizes, it is the largest size that divides ``group`` and ``cols``. Otherwise it is the
+    largest divisor of ``cols`` from half of ``group`` to ``group``, else the smallest divisor up to four times
     ``group``.
     """
     if sizes:

@@ -24,10 +24,10 @@ from ingot.stores.location import Location
 
 @takes(ExecuteOptions, "execute")
 def execute(options: ExecuteOptions) -> ConvertReport:
-    """Carry out a plan of a conversion that ``ingot convert --plan-out`` wrote.
+    """Execute a plan of a conversion that ``ingot convert --plan-out`` wrote.
 
-    The result has the same bytes as that of the conversion itself. If steps were removed from the plan, the artifact
-    contains only the tensors of the remaining steps.
+    The result has the same bytes as if ``ingot convert`` had executed the plan. If steps were removed from the plan,
+    the artifact contains only the tensors of the remaining steps.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def execute(options: ExecuteOptions) -> ConvertReport:
     IntegrityError
         ``plan.source``: the source or an attachment has changed since the plan was made.
     UsageError, UnsupportedError, CodecError, ResourceError
-        See ``ingot.convert``. Nothing is left under the final name.
+        See ``ingot.convert``. If an error is raised, nothing is written under the final name.
     """
     started = time.perf_counter()
     data = read_plan(Location.parse(options.plan), PlanData)

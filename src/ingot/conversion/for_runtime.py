@@ -1,4 +1,4 @@
-"""Conversions for a program: the choice of the container, and the commands that run a result."""
+"""Conversions for a program (``--for``): the choice of the container, and checks that the program loads the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from ingot.stores.location import Location
 
 
 def for_runtime(options: ConvertOptions) -> ConvertOptions:
-    """Return the options with the container of the program that ``--for`` states; unchanged if it states none.
+    """Return the options with the container of the program that ``--for`` names; without ``--for``, the options
+    unchanged.
 
     Raises ``UsageError`` ``runtime.unknown``, ``convert.runtime``: the program reads no container that the options
     permit.
@@ -64,7 +65,10 @@ def _fixed_container(options: ConvertOptions) -> str | None:
 
 
 def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> str | None:
-    """Return the container that keeps most of a source as it is stored; dense sources go into plain containers."""
+    """Return the program's container that keeps the most bytes of the source unchanged.
+
+    For a dense source it is a container of dense tensors; for a budget, the container of the default preset.
+    """
     from ingot.conversion.matrix import matrix
 
     names = readable_containers(profile)
@@ -87,14 +91,14 @@ def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> st
 
 
 def require_held(format: Format, recipe: Recipe | None) -> None:
-    """Refuse a preset with a quantizer if a container would store its matrices as 16-bit values.
+    """Refuse a preset with a quantizer if the container would store its matrices as 16-bit values.
 
-    Raises ``UnsupportedError`` ``convert.not-held`` with the presets that the container holds.
+    Raises ``UnsupportedError`` ``convert.not-held``, whose message lists the presets that the container can hold.
     """
     if recipe is None or not recipe.general:
         return
     if not recipe.has_quantizer or holds(FORMATS.get(format.name, format), recipe):
-        return  # without a quantizer, the plan refuses codecs that the container cannot hold
+        return  # without a quantizer, the plan raises an error for codecs that the container cannot hold
     names = ", ".join(presets_held(format)) or "none"
     raise UnsupportedError(
         f"{format.name} cannot hold the result of preset {recipe.name}; it would store the matrices as 16-bit values. "
@@ -105,7 +109,7 @@ def require_held(format: Format, recipe: Recipe | None) -> None:
 
 
 def checked_plan(plan: ConvertPlan, options: ConvertOptions, target: Destination) -> ConvertPlan:
-    """Return a plan that the program of ``--for`` would load; raises ``UnsupportedError`` ``runtime.refused``."""
+    """Return the plan; raise ``UnsupportedError`` ``runtime.refused`` if the program of ``--for`` would not load it."""
     if options.runtime is not None:
         container = container_name(plan.format.name)
         activations = isinstance(options.recipe, Recipe) and options.recipe.activations is not None
@@ -117,7 +121,7 @@ def checked_plan(plan: ConvertPlan, options: ConvertOptions, target: Destination
 
 
 def require_loadable(options: ConvertOptions, path: str) -> None:
-    """Refuse a written result that the program of ``--for`` would not load.
+    """Raise an error if the program of ``--for`` would not load a written result.
 
     Raises ``UnsupportedError`` ``runtime.refused``.
     """

@@ -1,7 +1,7 @@
-"""Weights of column errors for the choice of a matrix's codebook: the mean squares of the column's inputs.
+"""Weights of column errors for codebooks: the mean square of the input that each column is multiplied by.
 
-Changing a weight by d changes the output by d times its input: the output's squared error is the sum of d^2 times the
-mean square of the column's input.
+If a weight changes by d, the output changes by d times the input. The squared error of an output is therefore the sum
+over columns of d^2 times the mean square of the column's input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RULE = "convert.importance"
 
 
 def read_importance(path: AnyPath, source: Checkpoint) -> dict[str, Array]:
-    """Read activation norms and return weights per column, f64 with mean 1, by name of the matrix.
+    """Read activation norms; return weights per column, f64 with mean 1, keyed by the name of the matrix.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The codec and options that store new values of a tensor as its old values are stored."""
+"""The choice that stores new values of a tensor in the same way as its old values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULE = "convert.like-stored"
 
 
 def choice_like(tensor: Tensor) -> Choice:
-    """Return the choice that stores new values in the codec, bits and groups of a tensor; scales are fitted again.
+    """Return the choice with the codec, bits and group size of a tensor; scales are fitted to the new values.
 
     Raises ``UnsupportedError`` ``convert.like-stored``: Ingot has no encoder for this storage.
     """

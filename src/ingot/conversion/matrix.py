@@ -1,4 +1,4 @@
-"""The action of a conversion without a recipe for every tensor and format: move, repack exactly, decode, or refuse."""
+"""The action of a conversion without a recipe, for every tensor and format: move, repack exactly, decode, or refuse."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ REFUSED = "refused"
 class TensorOutcome:
     """The action for one tensor in one format, and the reason if it is decoded or refused.
 
-    ``action`` is moved, repacked, decoded or refused; ``nbytes`` are the bytes of the result's parts. ``equal`` are the
-    grades in which a repacked tensor is equal (``integers``, ``scales``, ``f32``, ``type``).
+    ``action`` is ``moved``, ``repacked``, ``decoded`` or ``refused``. ``nbytes`` is the size of the result's parts in
+    bytes. ``equal`` lists what is equal after repacking (``integers``, ``scales``, ``f32``, ``type``; ``exactness``).
     """
 
     format: str
@@ -54,9 +54,10 @@ class TensorOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FormatTotals:
-    """The tensors and their stored bytes by action for one format, and the first reason for a decoded or refused one.
+    """Totals of one format: for each action, the number of tensors and their stored bytes.
 
-    ``grades`` counts the repacked tensors that are equal in each grade.
+    The first reason for a decoded or refused tensor is included. ``grades`` counts, for each grade of ``exactness``,
+    the repacked tensors that have it.
     """
 
     format: str
@@ -75,7 +76,7 @@ class FormatTotals:
 
 @dataclass(frozen=True, slots=True)
 class Matrix(Reportable):
-    """The outcome of converting a checkpoint to each format: totals by format, and the outcome of every tensor."""
+    """The outcome of converting a checkpoint to each format: totals of each format, and the outcome of every tensor."""
 
     path: str
     format: str
@@ -83,7 +84,7 @@ class Matrix(Reportable):
     tensors: Sequence[TensorOutcome]
 
     def report(self) -> Report:
-        """Return the report: text shows the totals, JSON also has every tensor."""
+        """Return the report. Its text shows the totals; its JSON also contains every tensor."""
         obstacles = Figure("obstacles", _obstacles(self.targets), "texts", data=False)
         figures = [Figure("path", self.path), Figure("format", self.format), obstacles]
         return Report(
@@ -100,7 +101,8 @@ class Matrix(Reportable):
 
 @takes(MatrixOptions, "matrix")
 def matrix(options: MatrixOptions) -> Matrix:
-    """Return the action of a conversion without a recipe for each tensor, for every format or for those of ``to``.
+    """Return the action of a conversion without a recipe on each tensor, for every format or only for the formats
+    ``to``.
 
     Reads headers, and the scales and zero points that decide whether a tensor can be repacked.
 
@@ -138,7 +140,7 @@ def matrix(options: MatrixOptions) -> Matrix:
 def _outcomes(
     source: Source, options: MatrixOptions, format: Format, stack: ExitStack, adapter: Adapter | None
 ) -> Iterator[TensorOutcome]:
-    """Yield the outcome of each tensor, under the name that a conversion gives it; ``stack`` closes the views."""
+    """Yield the outcome of each tensor, under its name in the result; the caller closes the views through ``stack``."""
     target = Destination(Location.parse(""), True, format, format.file_name(STEM))
     keep_names = options.keep_names or adapter is not None
     convert_options = ConvertOptions(options.src, "", keep_names=keep_names, no_tokenizer=options.no_tokenizer)
@@ -167,7 +169,7 @@ def _outcomes(
 
 
 def _step(format: Format, tensor: Tensor) -> Step | None:
-    """Return the step of a tensor; None if the format cannot carry it."""
+    """Return the step of a tensor; None if the format cannot store it."""
     try:
         return plan_without_rule(tensor, format)
     except (UnsupportedError, CodecError):
@@ -175,7 +177,10 @@ def _step(format: Format, tensor: Tensor) -> Step | None:
 
 
 def _obstacle(steps: Sequence[Step], format: Format, runtime: str | None) -> IngotError | None:
-    """Return the error of a conversion without a recipe: nothing would be packed, or the program refuses the result."""
+    """Return the error that a conversion without a recipe would raise; None if it would succeed.
+
+    Either no tensor would be packed in a format for packed layers, or the program would refuse the result.
+    """
     try:
         require_layers(steps, format)
     except UnsupportedError as error:
@@ -188,7 +193,7 @@ def _obstacle(steps: Sequence[Step], format: Format, runtime: str | None) -> Ing
 
 
 def _with_folder(source: Source, checkpoint: Checkpoint, target: Destination, stack: ExitStack) -> Checkpoint:
-    """Return the checkpoint with the files of its folder if a conversion uses them (``with_model_folder``)."""
+    """Return the checkpoint with the other files of its folder, if a conversion to the target needs them."""
     if source.is_folder or not needs_family(target):
         return checkpoint
     again = open_source_in_store(source.store, source.name, verify=source.verify)
@@ -255,7 +260,7 @@ def _totals_table(targets: Sequence[FormatTotals]) -> Table:
 
 
 def _obstacles(targets: Sequence[FormatTotals]) -> list[str]:
-    """Return lines with the first obstacle and the grades of repacked tensors; equal texts of formats share a line."""
+    """Return lines with each format's first obstacle and its grades of repacked tensors; equal texts share a line."""
     formats_by_text: dict[str, list[str]] = {}
     for totals in targets:
         if totals.obstacle:

@@ -1,4 +1,4 @@
-"""Merge adapters or models into a base: a conversion of the base with their changes."""
+"""Merging of adapters or models into a base, as a conversion of the changed base."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
 from ingot.translate.view import to_model
 
-_SAMPLE_ROWS = 32  # rows of a sample, of which a tensor has up to three
+_SAMPLE_ROWS = 32  # rows of a sample; up to three samples are taken from a tensor
 _SAMPLES = 3
 
 
@@ -50,7 +50,7 @@ class MergedAdapter:
     tensors: int
 
     def describe(self) -> str:
-        """Return a line of the report."""
+        """Return the adapter's line in the report."""
         ranks = ", ".join(map(str, self.ranks))
         rank = f" of rank {ranks}" if ranks else ""
         weight = "" if self.weight == 1 else f", weight {self.weight:g}"
@@ -59,7 +59,7 @@ class MergedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport(Reportable):
-    """A finished merge.
+    """The result of a merge of adapters.
 
     Attributes
     ----------
@@ -67,11 +67,12 @@ class MergeReport(Reportable):
     changed : int
         The number of tensors that the adapters change.
     error : float or None
-        RMS error of the changed tensors over the RMS value of the exact merge in f32; None if it was not measured.
+        The RMS error of the changed tensors, divided by the RMS value of the exact merge in f32; None if it was not
+        measured.
     survived : float or None
-        The share of the adapters' change that the stored values contain: its component along the exact change. 1 if
-        rounding removed nothing, 0 if every value was rounded back to the base's. Measured on ``sampled`` values; None
-        if the change is zero.
+        The share of the adapters' change that the stored values contain: the component of the stored change along the
+        exact change. It is 1 if rounding removed nothing, and 0 if every value was rounded back to the base's. It is
+        measured on ``sampled`` values; None if the change is zero.
     lowest : str
         The tensor with the smallest share.
     conversion : ConvertReport
@@ -137,18 +138,18 @@ def _data(item: MergedAdapter) -> Mapping[str, Any]:
 
 @takes(MergeOptions, "merge")
 def merge(options: MergeOptions) -> MergeReport | ModelMergeReport:
-    """Merge one adapter, or the weighted sum of several, into their base, or models by a ``method``, tensor by tensor.
+    """Merge adapters into their base, or models by a ``method``, tensor by tensor.
 
-    The base may be quantized. Each changed tensor is computed in f32 and rounded once: by the rules of the recipe, else
-    to the codec, bits and groups that the base has, with scales fitted again. Dense results of one adapter equal PEFT's
-    ``merge_and_unload`` in f32, rounded to the element type. With ``resume`` the output has the same bytes as that of
-    an uninterrupted run.
+    The base may be quantized. Several adapters are added with their weights. Each changed tensor is computed in f32 and
+    rounded once: by the rules of the recipe, else to the codec, bits and group size of the base's tensor, with scales
+    fitted again. With one adapter, dense results equal those of PEFT's ``merge_and_unload`` in f32, rounded to the
+    element type. With ``resume`` the output has the same bytes as that of an uninterrupted run.
 
     With a ``method``, the operands are models with the tensors of the base: checkpoints in any container, deltas of the
     base, or adapters of the base. ``linear`` divides the weighted sum of all models, the base included, by the sum of
     the weights; ``slerp`` interpolates between two models. The other methods add a weighted sum of the differences to
-    the base: ``task-arithmetic`` of all, ``ties`` of the largest (``density``) with the elected sign, ``dare-linear``
-    and ``dare-ties`` of a random share that is scaled up (``spec/merging.md``).
+    the base: ``task-arithmetic`` adds all of them; ``ties`` adds the share ``density`` of the largest, if they have the
+    elected sign; ``dare-linear`` and ``dare-ties`` add a random share ``density``, scaled up (``spec/merging.md``).
 
     Returns
     -------
@@ -163,7 +164,7 @@ def merge(options: MergeOptions) -> MergeReport | ModelMergeReport:
         ``adapter.config``, ``adapter.unsupported``,
         ``convert.like-stored``.
     IngotError
-        The errors of ``ingot.convert``. Nothing is left under the final name.
+        The errors of ``ingot.convert``. If an error is raised, nothing is written under the final name.
     """
     started = time.perf_counter()
     operands = options.operands
@@ -229,14 +230,14 @@ def _merge_models(options: MergeOptions, references: Sequence[AdapterRef], start
 
 
 def _refuse_model_options(options: MergeOptions) -> None:
-    """Raise ``UsageError`` ``merge.option`` for an option that merges of adapters lack."""
+    """Raise ``UsageError`` ``merge.option`` for an option that applies only to merges of models."""
     for name in ("density", "scale", "seed", "weights"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name} needs --method, which merges models", rule="merge.option")
 
 
 def _check(options: MergeOptions, references: Sequence[AdapterRef]) -> list[MergedAdapter]:
-    """Match every adapter with the base before anything is planned; return their descriptions."""
+    """Match every adapter with the base, before anything is written; return descriptions of the adapters."""
     merged = []
     with open_checkpoint(options.base, io=options.io, max_decompressed=options.max_decompressed) as base:
         for reference in references:
@@ -256,7 +257,7 @@ def _recipe(options: MergeOptions) -> Any:
 
 
 def _format(options: MergeOptions) -> str | None:
-    """Return the format of the result: a folder without a stated format gets that of the base."""
+    """Return the format of the result; for a folder without a requested format, the format of the base."""
     if options.format is not None or options.runtime is not None:
         return options.format
     target = destination(Location.parse(options.out))
@@ -274,7 +275,7 @@ def _format(options: MergeOptions) -> str | None:
 
 @dataclass(slots=True)
 class _Survival:
-    """Sums over samples of the changed tensors."""
+    """Sums over samples of the changed tensors, from which the error and the surviving share are computed."""
 
     shares: dict[str, float] = field(default_factory=dict)
     sampled: int = 0
@@ -284,7 +285,7 @@ class _Survival:
     _exact: float = 0.0
 
     def add(self, name: str, base: Any, exact: Any, stored: Any) -> None:
-        """Add rows of one tensor: of the base, of the exact merge, and as stored."""
+        """Add rows of one tensor: their values in the base, after the exact merge, and as stored."""
         wide = [np.asarray(values, np.float64).reshape(-1) for values in (base, exact, stored)]
         change = wide[1] - wide[0]
         component = float(change @ (wide[2] - wide[0]))
@@ -328,7 +329,7 @@ def _measure(options: MergeOptions, references: Sequence[AdapterRef]) -> _Surviv
 
 
 def _same_names(base: Checkpoint, result: Checkpoint) -> tuple[Checkpoint, Checkpoint]:
-    """Return both with the names of a model folder if only one of them is a GGUF file."""
+    """Return both with tensor names of a model folder, if exactly one of them is a GGUF file."""
     if has_model_metadata(base.format) == has_model_metadata(result.format) or any(name in base for name in result):
         return base, result
     if has_model_metadata(base.format):
@@ -337,7 +338,7 @@ def _same_names(base: Checkpoint, result: Checkpoint) -> tuple[Checkpoint, Check
 
 
 def _sample(survival: _Survival, base: Tensor, stored: Tensor, terms: Terms) -> None:
-    """Add the first, middle and last rows of a tensor; of a stack, those of one of its matrices."""
+    """Add the first, middle and last rows of a tensor; for a stack, those of one of its matrices."""
     rows = base.shape[-2] if terms.is_stack else base.shape[0]
     count = min(_SAMPLE_ROWS, rows)
     starts = sorted({0, (rows - count) // 2, rows - count})[:_SAMPLES]

@@ -1,4 +1,4 @@
-"""The options of ``ingot.merge``. The command line imports this module for its help, so that its imports stay light."""
+"""The options of ``ingot.merge``. The command line imports this module for its help texts, so it imports little."""
 
 from __future__ import annotations
 

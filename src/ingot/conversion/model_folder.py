@@ -1,4 +1,4 @@
-"""The model folder around a single weight file. Some targets need its ``config.json`` and tokenizer."""
+"""The model folder that contains a single weight file; some targets need its ``config.json`` and tokenizer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ RULE = "convert.part"
 
 
 def needs_family(target: Destination) -> bool:
-    """Return whether the target's runtime opens only models of certain families, which ``config.json`` declares."""
+    """Return whether the target's runtime opens only certain model families, which it recognizes by ``config.json``."""
     return has_model_metadata(target.format.name) or (target.format.name == MlxFormat.name and target.directory)
 
 
 def with_model_folder(source: Source, target: Destination, max_decompressed: int | str | None) -> tuple[Source, str]:
     """Return the source with the files of its folder, and a note; the source itself if the target needs no folder.
 
-    A single weight file is opened as its folder if the folder has a ``config.json`` and no other weights. The function
-    then closes the source that was passed.
+    A single weight file is opened as its folder if the folder has a ``config.json`` and no other weights. The source
+    that was passed is then closed.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def with_model_folder(source: Source, target: Destination, max_decompressed: int
 def _has_config(source: Source) -> bool:
     try:
         return source.store.exists(CONFIG)
-    except IngotError:  # a store without listings
+    except IngotError:  # a store that cannot list folders
         return False
 
 

@@ -1,4 +1,4 @@
-"""The options of a conversion. The command line imports this module for its help, so that its imports stay light."""
+"""The options of a conversion. The command line imports this module for its help texts, so it imports little."""
 
 from __future__ import annotations
 
@@ -330,7 +330,9 @@ class ExecuteOptions:
 
 @dataclass(frozen=True, slots=True)
 class MatrixOptions:
-    """The options of ``ingot matrix``: the source, the formats, and options of a conversion."""
+    """The options of ``ingot matrix``: the source, the formats, and those options of a conversion that affect the
+    outcome.
+    """
 
     src: AnyPath = field(metadata=source("Checkpoint: a file or folder in any format that Ingot reads."))
     to: Sequence[str] = field(

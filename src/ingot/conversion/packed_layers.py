@@ -1,7 +1,7 @@
-"""Packed layers of a folder for an inference server: which of them stay dense, and why.
+"""Packed layers in a folder for an inference server: which layers must be packed in the same way, or stay dense.
 
-vLLM multiplies by q_proj, k_proj and v_proj, and by gate_proj and up_proj, as one matrix, and by all experts of a layer
-together. It refuses a folder in which parts of a merged matrix are packed and other parts are not.
+vLLM merges q_proj, k_proj and v_proj into one matrix, also gate_proj and up_proj, and all experts of a layer. It
+refuses a folder in which parts of a merged matrix are packed and other parts are not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MERGES = (
 
 @dataclass(frozen=True, slots=True)
 class PackedLayers:
-    """The steps of a conversion after changes for merged matrices, and notes for the report."""
+    """The steps of a conversion after changes for merged matrices, and notes on these changes."""
 
     steps: Sequence[Step]
     notes: Sequence[str] = ()
@@ -45,11 +45,11 @@ class PackedLayers:
 def unify_merged_layers(
     steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision], *, general: bool
 ) -> PackedLayers:
-    """Return the steps so that all parts of a merged matrix are packed alike, and notes.
+    """Return the steps, changed so that all parts of a merged matrix are packed in the same way, and notes.
 
-    vLLM merges some matrices, for example the projections of Q, K and V, and refuses parts in different schemes.
-    ``general`` is true if a preset or no recipe made the decisions. A recipe file may pack only some parts of a merged
-    matrix; then a note says that vLLM refuses the result.
+    vLLM merges some matrices, for example the projections of Q, K and V, and refuses parts that are packed in different
+    ways. ``general`` is true if the decisions come from a preset, or if there is no recipe. A recipe file may pack only
+    some parts of a merged matrix; then a note says that vLLM refuses the result.
     """
     if not format.traits.packed_codecs:
         return _share_second_scales(steps)
@@ -64,7 +64,7 @@ def unify_merged_layers(
 
 
 def repeated_scales(steps: Sequence[Step], groups: Mapping[str, int]) -> str:
-    """Return a note about packed layers whose groups are smaller than in the source; empty if there are none."""
+    """Return a note on packed layers whose groups are smaller than in the source; empty if there are none."""
     if not groups:
         return ""
     stored = [step.spec for step in steps if step.tensor.name in groups and step.spec.codec != DenseLayout.codec]
@@ -118,7 +118,7 @@ def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> Pa
 
 
 def _without_uneven_blocks(steps: Sequence[Step], format: Format) -> PackedLayers:
-    """Return the steps with merged matrices dense if blocks do not divide the rows of all their parts."""
+    """Return the steps with a merged matrix kept dense if the block height does not divide the rows of each part."""
     changed = list(steps)
     names = []
     size = 0
@@ -140,7 +140,7 @@ def _without_uneven_blocks(steps: Sequence[Step], format: Format) -> PackedLayer
 
 
 def _uneven_block_rows(specs: Sequence[TensorSpec]) -> list[int]:
-    """Return the block heights that do not divide the rows of their matrix."""
+    """Return the block heights that do not divide the number of rows of their matrix."""
     layouts = [
         (spec, ScaledCodebookLayout.from_tensor(spec)) for spec in specs if spec.codec == ScaledCodebookLayout.codec
     ]
@@ -149,7 +149,10 @@ def _uneven_block_rows(specs: Sequence[TensorSpec]) -> list[int]:
 
 
 def _share_second_scales(steps: Sequence[Step]) -> PackedLayers:
-    """Return the steps with one second scale for all parts of a merged matrix; reads these parts."""
+    """Return the steps with one second scale (NVFP4's scale per tensor) for all parts of a merged matrix.
+
+    Reads these parts.
+    """
     changed = list(steps)
     count = 0
     for indices in _merged(steps).values():
@@ -165,14 +168,17 @@ def _share_second_scales(steps: Sequence[Step]) -> PackedLayers:
 
 
 def _second_scale_key(step: Step) -> float | str:
-    """Return a key that is equal for parts with the same second scale: a largest magnitude, or the stored scale."""
+    """Return a key that is equal for parts with the same second scale.
+
+    For a new scale, the key contains the largest magnitude from which it is computed; for a stored scale, the scale.
+    """
     if isinstance(step, Encode):
         return f"of {step.options[AMAX]}" if AMAX in step.options else step.tensor.name
     return float(step.tensor.parts[SECOND].array()[0])
 
 
 def _has_new_second(step: Step) -> bool:
-    """Return whether a step computes a second scale."""
+    """Return whether a step computes a new second scale."""
     if not isinstance(step, Encode) or step.spec.codec != ScaledCodebookLayout.codec or REPACKED_FROM in step.options:
         return False
     return ScaledCodebookLayout.from_tensor(step.spec).second is not None and AMAX not in step.options
@@ -186,7 +192,7 @@ def _with_amax(step: Step, amax: float) -> Step:
 
 
 def _merged(steps: Sequence[Step]) -> Mapping[str, list[int]]:
-    """Return the indices of the steps whose matrices vLLM merges, by name of the merged matrix."""
+    """Return the indices of the steps whose matrices vLLM merges, keyed by the name of the merged matrix."""
     positions: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
         common = merged_matrix(step.spec.name)
@@ -204,12 +210,12 @@ def _as_dense(step: Step, format: Format) -> Step:
 
 
 def _scheme(spec: TensorSpec, format: Format) -> Hashable:
-    """Return the parameters that vLLM requires to be equal in a merged matrix; None for a dense tensor."""
+    """Return the parameters that must be equal in all parts of a merged matrix; None for a dense tensor."""
     return tuple(str(spec.params.get(key)) for key in _SCHEME) if spec.codec in format.traits.packed_codecs else None
 
 
 def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision]) -> Iterator[str]:
-    """Yield notes with the numbers of layers whose groups are smaller than the recipe's."""
+    """Yield a note for each group size, with the number of layers whose groups are smaller than the recipe's."""
     if format.traits.group_sizes is None:
         return
     counts: Counter[tuple[int, int, int]] = Counter()
@@ -225,7 +231,7 @@ def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[st
 
 
 def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
-    """Yield a note with the number of quantized layers that are decoded although no rule requires it, and reasons."""
+    """Yield a note on quantized layers that are decoded although no rule requires it: their number, and the reasons."""
     decoded = [step for step in steps if step.action == DECODED and step.rule == KEEP]
     by_layout: dict[Hashable, str] = {}
     reasons: Counter[str] = Counter()
@@ -245,9 +251,9 @@ def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
 
 
 def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield notes with the numbers of merged matrices whose scales vLLM mixes up.
+    """Yield notes on merged matrices for which vLLM would use wrong scales, with their numbers.
 
-    These are matrices with blocks that begin in one part and end in the next, and matrices in NVFP4 whose parts have
+    These are matrices with blocks that begin in one part and end in the next, and NVFP4 matrices whose parts have
     different second scales.
     """
     blocks = 0

@@ -1,4 +1,4 @@
-"""Plan how a tensor is stored in a format without quantizing it: moved, repacked exactly, or decoded; and why."""
+"""Plan how a format stores a tensor without quantizing it: moved, repacked exactly, or decoded; and give the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Tensor
 
 KEEP = "keep"
-"""The rule of a tensor that no rule hits."""
+"""The label of the rule in reports for a tensor to which no rule applies."""
 
 
 def plan_without_rule(tensor: Tensor, format: Format) -> Step:
@@ -28,7 +28,7 @@ def plan_without_rule(tensor: Tensor, format: Format) -> Step:
     CodecError
         Rules of the codec: parameters and parts do not fit together.
     UnsupportedError
-        ``convert.unsupported``: the format cannot carry it.
+        ``convert.unsupported``: the format cannot store it.
     """
     try:
         if tensor.codec in CODECS:
@@ -57,15 +57,15 @@ def plan_exact(tensor: Tensor, format: Format, rule: str) -> Step | None:
         if repack.exact:
             label = f"{rule} (values equal in {tensor.dtype}, not in f32)" if repack.rounded else rule
             return Repack(tensor, variant, rule=label, repack=repack)
-    if tensor.codec == DenseLayout.codec:  # decoding keeps its bytes too, so that recoding is not needed
+    if tensor.codec == DenseLayout.codec:  # decoding keeps its bytes as well, so that exact repacking is not needed
         return move
     return move or next(iter(recoded), None)
 
 
 def plan_unchanged(tensor: Tensor, format: Format, rule: str) -> Step:
-    """Return the step that stores a tensor with its values: move or repack, else decode.
+    """Return the step that stores a tensor with its values: move or exact repacking, else decoding.
 
-    Raises ``UnsupportedError`` ``convert.unsupported`` if the format cannot carry it.
+    Raises ``UnsupportedError`` ``convert.unsupported`` if the format cannot store it.
     """
     return plan_exact(tensor, format, rule) or plan_decoded(tensor, format, rule)
 
@@ -87,8 +87,8 @@ def plan_decoded(tensor: Tensor, format: Format, rule: str) -> Step:
 def why_not_exact(tensor: Tensor, format: Format) -> str:
     """Return why a tensor is neither moved nor repacked into a format.
 
-    If the format accepts another layout of the tensor's codes, this is the reason why repacking into it is not exact.
-    Otherwise it is the reason why the format refuses the tensor (``nearest_refusal``).
+    If the format accepts another layout of the tensor's codes, the reason says why repacking into it is not exact.
+    Otherwise it says why the format refuses the tensor (``nearest_refusal``).
     """
     spec = tensor.spec()
     for layout, _ in layout_variants(format, spec) if tensor.codec in CODECS else ():
@@ -99,7 +99,7 @@ def why_not_exact(tensor: Tensor, format: Format) -> str:
 
 
 def nearest_refusal(format: Format, spec: TensorSpec) -> str:
-    """Return why a format refuses a tensor, in the layout of its codes that comes nearest to the format's layouts."""
+    """Return why a format refuses a tensor, given in the layout of its codes that comes closest to what it accepts."""
     packed_codecs = format.traits.packed_codecs
     packings = format.traits.word_forms
     variants = [with_layout(spec, layout) for layout in alternatives(layout_of(spec), spec)]
@@ -116,5 +116,5 @@ def _decoded(tensor: Tensor, rule: str, dtype: str) -> Step:
 
 
 def error_at_tensor(error: IngotError, name: str) -> IngotError:
-    """Return the error with the name of its tensor as location, unless its location names the tensor already."""
+    """Return the error with the tensor's name as its location, unless the location already contains the name."""
     return error if error.where and name in error.where else error.add_location(name)

@@ -1,9 +1,4 @@
-"""Plan a conversion: the rule that hits each tensor, the storage of the result, and its size.
-
-Planning reads headers, and tensor data only in three cases. Candidates of a rule are measured on samples. Zero points
-are read if repacking would shift them. If values may be too small for a codec's scales, only as many leading rows are
-read as the decision needs.
-"""
+"""Plan a conversion: the rule that applies to each tensor, the storage of the result, and its size."""
 
 from __future__ import annotations
 
@@ -52,10 +47,10 @@ _KEEP = Decision(None, KEEP, None)
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertPlan(Plan):
-    """The plan of a conversion with the recipe's name, ``warnings`` about options without effect, and ``notes``.
+    """The plan of a conversion: in addition to the steps, the recipe's name, warnings and notes.
 
-    ``notes`` list layers that stay dense, or are packed otherwise than the recipe requires, because of the runtimes
-    that read the format.
+    ``warnings`` concern options without effect. ``notes`` list layers that stay dense, or are not packed as the recipe
+    requires, because the runtimes that read the format would not accept it.
     """
 
     recipe: str = "keep"
@@ -95,7 +90,7 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
         format = format.compacted()
     layer_count = layers_of(source)
     inputs = EncodingInputs(request.allow_requantize, dict(_prunings(source)), source.importance)
-    with gc_paused():  # many small objects, none of them garbage
+    with gc_paused():  # many small objects are created, and none of them is garbage
         # Without a recipe every tensor is kept; only the check of --importance needs decisions then.
         decided = source if request.recipe is not None else [name for name in source.importance if name in source]
         decisions = {name: decide(source, name, request.recipe, layer_count) for name in decided}
@@ -127,40 +122,40 @@ def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) ->
             ],
             notes=notes,
         )
-        _ = plan.size  # raises if the format cannot carry these tensors together
+        _ = plan.size  # raises an error if the format cannot store these tensors together
     return plan
 
 
 def _unify_layers(
     steps: list[Step], format: Format, recipe: Recipe | None, decisions: Mapping[str, Decision]
 ) -> tuple[list[Step], Sequence[str]]:
-    """Return the steps after ``unify_merged_layers``, and notes for the report."""
+    """Return the steps that ``unify_merged_layers`` returns, and notes for the report."""
     layers = unify_merged_layers(steps, format, decisions, general=recipe is None or recipe.general)
     return list(layers.steps), layers.notes
 
 
 def _prunings(source: Checkpoint) -> Iterator[tuple[str, Pruned]]:
-    """Yield name and pruned blocks of each tensor that is pruned in its file or by a view; read only masks."""
+    """Yield the name and pruned blocks of each tensor that its file or a view has pruned; only masks are read."""
     from ingot.codecs.sparse.blocks import stored_mask
 
     for name in source.tensor_map.names_where(
         lambda tensor: tensor.codec == BlocksLayout.codec and tensor.decoder is not None
     ):
         tensor = source[name]
-        mask = stored_mask(tensor)  # checks the parameters
+        mask = stored_mask(tensor)  # raises an error for invalid parameters
         yield name, Pruned(int(tensor.params["axis"]), mask, stored=tensor.origin is None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Unmeasured:
-    """A tensor whose rule lists candidates, before they are measured."""
+    """A tensor whose rule lists candidates that are not measured yet."""
 
     tensor: Tensor
     rule: str
     measured: Measured
 
     def step(self, format: Format, inputs: EncodingInputs) -> Step:
-        """Measure the candidates and return the step of the picked one."""
+        """Measure the candidates and return the step for the best one."""
         try:
             return _plan_measured(self, format, inputs)
         except IngotError as error:
@@ -168,14 +163,14 @@ class _Unmeasured:
 
 
 def layers_of(source: Checkpoint) -> int:
-    """Return the number of layers by the tensor names that recipes use."""
+    """Return the number of layers, determined from the tensor names that recipes use."""
     return count_layers([source.aliases.get(name, name) for name in source])
 
 
 def decide(
     source: Checkpoint, name: str, recipe: Recipe | None, layer_count: int, *, transposed: bool = False
 ) -> Decision:
-    """Return a recipe's decision on a tensor, by its alias if it has one, else by its name.
+    """Return a recipe's decision on a tensor, whose rules see the tensor's alias if it has one, else its name.
 
     ``transposed``: decide for the transposed matrix.
     """
@@ -187,13 +182,13 @@ def decide(
     decision = resolve(recipe, alias, shape, tensor.dtype, layer_count)
     if alias == name or role_of(alias) == "other" or role_of(alias) != role_of(name):
         return decision
-    # A view renamed the tensor: rules for the target's names apply too, such as MLX's "*.weight" for stacks of experts.
+    # A view renamed the tensor; rules for the target's names apply too, such as MLX's "*.weight" for stacks of experts.
     renamed = resolve(recipe, name, shape, tensor.dtype, layer_count)
     return min(decision, renamed, key=lambda item: inf if item.rule_index is None else item.rule_index)
 
 
 def _plan_tensor(tensor: Tensor, format: Format, inputs: EncodingInputs, decision: Decision) -> Step | _Unmeasured:
-    """Return the step of a tensor, or its candidates to measure; errors name the tensor."""
+    """Return the step of a tensor, or an object that measures its candidates later; errors name the tensor."""
     try:
         return _plan_decision(tensor, format, inputs, decision)
     except IngotError as error:
@@ -222,7 +217,7 @@ def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decis
                 "tensor only by its name in the result; match both names, or neither",
                 rule="quantizer.matrix",
             )
-        return plan_rounded(tensor, format, rule)  # rounding_view has rounded it
+        return plan_rounded(tensor, format, rule)  # the view of rounding_view has already rounded it
     pruning = inputs.prune.get(tensor.name)
     resized = pruning is not None and full_size(format) and plan_exact(tensor, format, rule) is None
     if choice is None and (pruning is None or pruning.stored) and not resized:
@@ -231,7 +226,7 @@ def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decis
 
 
 def plan_rounded(tensor: Tensor, format: Format, rule: str) -> Step:
-    """Return the step of a rounded matrix; formats with packed layers refuse to store its values in 16 bits.
+    """Return the step that stores a rounded matrix; formats with packed layers must not store its values in 16 bits.
 
     Raises ``UnsupportedError`` ``convert.unsupported``.
     """
@@ -247,7 +242,7 @@ def plan_rounded(tensor: Tensor, format: Format, rule: str) -> Step:
 
 
 def _with_one_group(decisions: Mapping[str, Decision], source: Checkpoint, format: Format) -> Mapping[str, Decision]:
-    """Return the decisions with groups of one size, if one of the format's sizes divides all."""
+    """Return the decisions with one group size for all matrices, if one of the format's sizes divides all groups."""
     sizes = format.traits.group_sizes or ()
     groups = {name: group for name, item in decisions.items() if (group := _new_group(item, source[name], sizes))}
     common = gcd(*groups.values()) if groups else 0
@@ -257,7 +252,7 @@ def _with_one_group(decisions: Mapping[str, Decision], source: Checkpoint, forma
 
 
 def _new_group(decision: Decision, tensor: Tensor, sizes: Sequence[int]) -> int | None:
-    """Return the columns of a group that an encoder would give a tensor; None if no encoder makes groups."""
+    """Return the group size in columns with which an encoder would store a tensor; None if there are no groups."""
     choice = decision.choice
     if not isinstance(choice, Choice) or choice.codec != AffineLayout.codec or choice.quantizer is not None:
         return None
@@ -278,12 +273,12 @@ def _with_group(decision: Decision, group: int, format: Format) -> Decision:
 
 
 def _is_exempt(tensor: Tensor, format: Format) -> bool:
-    """Return whether the format requires the dtype of this dense tensor, so that no rule applies to it."""
+    """Return whether no rule applies to a dense tensor, because the format requires its dtype."""
     return tensor.codec == DenseLayout.codec and tensor.dtype == format.required_dtype(tensor.name, tensor.shape)
 
 
 def _plan_measured(item: _Unmeasured, format: Format, inputs: EncodingInputs) -> Step:
-    """Return the step of the picked candidate; the tensor is kept if no candidate applies."""
+    """Return the step for the best candidate; the tensor is kept unchanged if no candidate is possible."""
     tensor = item.tensor
     rule = item.rule
     measured = item.measured

@@ -30,7 +30,7 @@ from ingot.model.reading.view import View
 from ingot.stores.location import AnyPath, Location
 
 VERSION = 8
-"""The version of the fields and of their meaning; plans of other versions are refused."""
+"""The version of the file's fields and their meaning; plans of other versions are refused."""
 RULE = "plan.json"
 _MAX_BYTES = 1 << 30
 _VIEW_OPTIONS = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer", "rename")
@@ -101,14 +101,16 @@ class PlanData(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
-    """Return a prepared conversion as JSON: the addresses of its files, and all that determines the result's bytes.
+    """Return a prepared conversion as JSON: the addresses of its files, and everything that determines the result's
+    bytes.
 
     Raises
     ------
     UsageError
-        ``plan.tp``: a plan cannot contain slices for several ranks. ``plan.overlay``: nor an overlay.
+        ``plan.tp``: the conversion writes slices for several ranks; ``plan.overlay``: it writes an overlay. Plans
+        cannot contain either.
     UnsupportedError
-        ``plan.quantizer``: nor quantizers and rotations.
+        ``plan.quantizer``: the conversion has quantizers or rotations, which plans cannot contain.
     """
     if options.tp is not None:
         raise UsageError(
@@ -182,7 +184,7 @@ def _target_text(target: Destination) -> str:
 
 
 def _address(path: AnyPath | None) -> str | None:
-    """Return the absolute address of a file or folder, which is valid in other processes too."""
+    """Return the address of a file or folder in absolute form, so that other processes can use it."""
     if path is None:
         return None
     store, name = Location.parse(path).find()
@@ -212,9 +214,9 @@ def read_plan(location: Location, plan_type: type[P]) -> P:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPlan:
-    """A plan with its source opened, the view of the source, and the target.
+    """A plan whose source is open: the view of the source, and the target.
 
-    The identity of the source is that of the plan.
+    The source has the identity that the plan declares.
     """
 
     data: PlanData
@@ -249,7 +251,7 @@ class OpenedPlan:
         return [str(step.spec.get("name")) for step in self.data.steps]
 
     def hashed(self, indices: range) -> Sequence[Sequence[int]]:
-        """Return no inputs to hash for each step; see ``Shared.hashed``."""
+        """Return for each step the inputs to hash: none; see ``Shared.hashed``."""
         return [()] * len(indices)
 
     def writer(self, target: Target) -> FormatWriter:
@@ -259,7 +261,7 @@ class OpenedPlan:
         return self.format.writer(target, self.target.name, artifact, self.writing)
 
     def require_unchanged(self) -> None:
-        """Raise if a file of the source has changed since it was opened; see ``Shared.require_unchanged``."""
+        """Raise an error if a file of the source has changed since it was opened; see ``Shared.require_unchanged``."""
         self.checkpoint.require_unchanged()
 
     def close(self) -> None:
@@ -273,7 +275,7 @@ def open_shared_plan(location: Location) -> OpenedPlan:
 
 
 def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
-    """Open the source of a plan and its view; raise the errors of ``execute``. The caller closes the result."""
+    """Open the source of a plan and its view; the caller closes the result. Raises the errors of ``execute``."""
     target = destination(Location.parse(data.target.path) if out is None else out, data.target.format)
     source = open_source(
         Location.parse(data.source.url),
@@ -314,4 +316,4 @@ def require_same(identity: Sequence[Any], expected: Sequence[Any], location: str
 
 
 TASKS = StepsType(open_shared_plan)
-"""The tasks of a plan. Workers keep the last plan open."""
+"""The tasks of a plan; workers cache the opened plan."""

@@ -1,4 +1,4 @@
-"""The views of a conversion between opening and planning, as the options and the target's runtime require them."""
+"""The views that a conversion applies between opening and planning, for its options and the target's runtime."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from ingot.views.regroup import regroup, smaller_groups
 from ingot.views.values import prune, weigh
 
 DEFAULT_SHARD = 5_000_000_000
-# Memory in bytes of a thread that encodes a sample of a tensor of the widest dtype by the candidates of a rule.
+# Memory in bytes for one thread that encodes a sample of the widest dtype by the candidates of a rule.
 _SAMPLE_MEMORY = 40 << 20
 
 
 def with_thread_limit(options: ConvertOptions) -> ConvertOptions:
-    """Return the options with a number of threads whose samples fit into ``max_ram``; at least one thread."""
+    """Return the options with so few threads that their samples fit into ``max_ram``; at least one thread."""
     if options.max_ram is None:
         return options
     available = parse_size(options.max_ram) - anonymous_in_use() - RESERVE
@@ -82,7 +82,9 @@ _RULE = "convert.overlay"
 
 
 def with_overlay_base(target: Destination, options: ConvertOptions) -> Destination:
-    """Return the destination with a format that refers to the base file of the option ``overlay``, if it is set.
+    """Return the destination with a format that refers to the base file of the option ``overlay``.
+
+    Without the option, the destination is returned unchanged.
 
     Raises
     ------
@@ -120,7 +122,7 @@ _KEY = "tie_word_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class TiedHead:
-    """The handling of a tied head: tensors to omit, or a change of ``config.json`` that unties the head."""
+    """The treatment of a tied head: tensors to omit, or a change of ``config.json`` that unties the head."""
 
     without: Mapping[str, Omission] = field(default_factory=dict)
     untie: bool = False
@@ -128,10 +130,10 @@ class TiedHead:
 
 
 def resolve_tied_head(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TiedHead:
-    """Return how to handle a stored head that ``config.json`` ties to the embeddings.
+    """Return how to treat a stored head that ``config.json`` ties to the embeddings.
 
-    If their values are equal the head is omitted, else the config is changed. Reads both tensors only if the config
-    ties them.
+    If the head equals the embeddings, it is omitted; otherwise the config is changed. Both tensors are read only if the
+    config ties them.
     """
     text_config = config.get("text_config")
     if config.get(_KEY) is not True and not (isinstance(text_config, Mapping) and text_config.get(_KEY) is True):
@@ -159,7 +161,8 @@ def prepare_source(
 ) -> View:
     """Return the view of an opened checkpoint that a conversion without quantizers writes.
 
-    It applies ``view_weights``, ``view_for_target`` and ``regroup``, whose docstrings describe arguments and errors.
+    The function applies ``view_weights``, ``view_for_target`` and ``regroup``; their docstrings describe arguments and
+    errors.
     """
     view = view_weights(opened, target, options, without)
     view = view.then(partial(view_for_target, target=target, options=options, planned=planned))
@@ -169,21 +172,21 @@ def prepare_source(
 def view_weights(
     opened: Checkpoint, target: Destination, options: ConvertOptions, without: Mapping[str, Omission]
 ) -> View:
-    """Return the weights for quantizers: with the names of a model folder, without the tensors ``without``, pruned.
+    """Return the weights as quantizers read them: with the names of a model folder, pruned, without omitted tensors.
 
-    If the target is a folder, tensors of a GGUF file get the names of a model folder, unless the option ``keep_names``
-    is set. Only known families are translated. Only known families are written for MLX, because mlx_lm has code for
-    each family.
+    ``without`` maps the omitted tensors to the reasons. If the target is a folder, tensors of a GGUF file get the names
+    of a model folder, unless the option ``keep_names`` is set. Only known model families are translated, and only known
+    families are written for MLX, because mlx_lm has code for each family.
 
-    Pruning reads the feed-forward networks and reports to ``options.progress``. Closing the result closes ``opened``;
-    if the function raises, the caller closes ``opened``.
+    Pruning reads the feed-forward networks and reports to ``options.progress``. Closing the result closes ``opened``.
+    If the function raises an error, ``opened`` stays open.
 
     Raises
     ------
     UsageError
         ``convert.prune``, ``convert.activations``, ``convert.rename``, ``attachments.none``.
     UnsupportedError
-        ``convert.attachment``: the format cannot carry an attachment; ``architecture.*``: the target's runtime would
+        ``convert.attachment``: the format cannot store an attachment; ``architecture.*``: the target's runtime would
         not open the result.
     """
     require_carried(target.format, _attachments(options))
@@ -201,11 +204,12 @@ def view_weights(
 def view_for_target(
     checkpoint: Checkpoint, target: Destination, options: ConvertOptions, planned: Collection[str] = ()
 ) -> View:
-    """Return the weights of ``view_weights``, rounded or not, in the form that the target's runtime reads.
+    """Return the weights of ``view_weights``, rounded or not, with the names and orientation that the target's runtime
+    reads.
 
-    Only groups are not yet made smaller (``groups_for``). Attachments and metadata of the options are added. In GGUF,
+    Group sizes are not changed yet (``groups_for``). Attachments and metadata of the options are added. In GGUF,
     tensors of a model folder get llama.cpp's names, unless the option ``keep_names`` is set. Matrices of an ONNX graph
-    are transposed if its operators require it, by the decisions of the options' recipe, or by the tensor names
+    are transposed if its operators require it; the recipe of the options determines which, or the tensor names
     ``planned`` of an earlier plan.
 
     Closing the result closes ``checkpoint``.
@@ -249,9 +253,9 @@ def view_for_target(
 
 
 def groups_for(checkpoint: Checkpoint, format: Format, *, one_group: bool = False) -> Mapping[str, int]:
-    """Return the group size in columns of each tensor whose groups must become smaller for a format.
+    """Return the new group size, in columns, of each tensor whose groups must become smaller for a format.
 
-    ``one_group``: a preset rounded the matrices, so that they get groups of one size if the format prefers that.
+    ``one_group``: a preset has rounded the matrices; if the format prefers it, all get the same group size.
     """
     sizes = format.traits.group_sizes
     uniform = format.traits.one_group or (one_group and format.traits.one_group_preferred)
@@ -259,12 +263,12 @@ def groups_for(checkpoint: Checkpoint, format: Format, *, one_group: bool = Fals
 
 
 def _attachments(options: ConvertOptions) -> dict[str, Any]:
-    """Return the paths of the options' attachments by name of the attachment."""
+    """Return the paths of the attachments that the options request, keyed by the name of the attachment."""
     return {name: path for name in ATTACHMENT_TITLES if (path := getattr(options, name, None)) is not None}
 
 
 def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) -> View:
-    """Return the checkpoint of a GGUF file with the names and files of a model folder, if the target needs them."""
+    """Return a GGUF file's checkpoint with the names and files of a model folder, if the target needs them."""
     names = target.directory or options.graph is not None
     if not has_model_metadata(view.format) or has_model_metadata(target.format.name) or not names:
         return View(view)
@@ -275,11 +279,11 @@ def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) ->
     except UnsupportedError as error:
         if target.directory or error.rule != UNSUPPORTED:
             raise
-        return View(view)  # tensors go into a graph by name, and unknown names raise an error later
+        return View(view)  # into a graph, tensors are placed by name, and unknown names raise an error later
 
 
 def _with_experts(view: Checkpoint, target: Destination) -> View:
-    """Return the checkpoint with experts stored as the target's runtimes expect; llama.cpp's names stay as they are."""
+    """Return the checkpoint with experts stored as the target's runtimes expect; llama.cpp's names are not changed."""
     if _has_gguf_names(view) or not (target.directory or has_model_metadata(target.format.name)):
         return View(view)
     result = View(view)
@@ -289,7 +293,7 @@ def _with_experts(view: Checkpoint, target: Destination) -> View:
 
 
 def _with_class_names(view: Checkpoint, target: Destination) -> View:
-    """Return the checkpoint of a model folder with the names of its class, if the target is a model."""
+    """Return a model folder's checkpoint with the names of its transformers class, if the target is a model."""
     if _has_gguf_names(view) or not (target.directory or has_model_metadata(target.format.name)):
         return View(view)
     return with_class_names(view, companion_config(view.companions, RULE))

@@ -1,4 +1,4 @@
-"""A planned conversion that has not started, and the parts of it that depend on source and destination."""
+"""A planned conversion that has not been executed, and functions that depend on its source and destination."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ingot.views.rounded_view import Rounding
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Reportable):
-    """A planned conversion that has not started: the opened source, its view, the plan and the destination.
+    """A planned conversion that has not been executed: the opened source, its view, the plan and the destination.
 
     Attributes
     ----------
@@ -43,13 +43,13 @@ class Prepared(Reportable):
     rounded : Checkpoint or None
         The view of the source that rounds matrices; None without quantizers.
     original : Checkpoint or None
-        The view of the source before rounding; None if it is ``checkpoint``.
+        The view of the source before rounding; None if there is no rounding.
     budget : BudgetReport or None
         The search that chose the recipe.
     inexact : set of str
         Tensors whose values a view has changed in f32.
     account : Account
-        Source tensors that the result does not contain.
+        The source tensors that the result does not contain, with the reasons.
     """
 
     source: Source
@@ -75,7 +75,7 @@ class Prepared(Reportable):
         return self.original or self.checkpoint
 
     def report(self) -> Report:
-        """Return a report of the rule that hits each tensor, and of the resulting size."""
+        """Return a report of the rule that applies to each tensor, and of the size of the result."""
         return dry_run(self.plan, self.notes, self.budget, self.inexact, self.account)
 
     def __enter__(self) -> Prepared:
@@ -88,7 +88,7 @@ class Prepared(Reportable):
 def refuse_same(source: Source, target: Destination) -> None:
     """Raise ``convert.same-path`` if the destination is a file of the source, or a folder that contains one.
 
-    Publishing the result would delete the source.
+    Otherwise the source would be deleted when the result gets its final name.
     """
     if source.would_overwrite(target.url, folder=target.directory):
         raise UsageError(
@@ -99,14 +99,14 @@ def refuse_same(source: Source, target: Destination) -> None:
 
 
 def for_source(target: Destination, source: Source) -> Destination:
-    """Return the destination with the format for weights of this source."""
+    """Return the destination with the variant of its format that suits the weights of this source."""
     if not target.format.traits.config_keys:
         return target
     return replace(target, format=target.format.for_source(source.config()))
 
 
 def with_activations(target: Destination, scheme: str | None) -> Destination:
-    """Return the destination with the format that declares how layers quantize their inputs.
+    """Return the destination with a format that declares the scheme by which layers quantize their inputs.
 
     Raises ``UnsupportedError`` ``recipe.activations``.
     """
@@ -116,7 +116,7 @@ def with_activations(target: Destination, scheme: str | None) -> Destination:
 def with_config(
     plan: ConvertPlan, source: Source, checkpoint: Checkpoint, target: Destination, *, untie: bool
 ) -> ConvertPlan:
-    """Return the plan with the ``config.json`` of the result, for formats that write keys into it."""
+    """Return the plan with the result's ``config.json``, for formats that write keys into this file."""
     if not (target.format.traits.config_keys and target.directory):
         return plan
     config = updated_config(checkpoint.companions, config_change(source, plan, untie=untie))
@@ -124,7 +124,7 @@ def with_config(
 
 
 def _completed(config: bytes | None, source: Source) -> bytes | None:
-    """Return a ``config.json`` with the packing keys that the source has in another file."""
+    """Return ``config.json`` completed with the keys on packing that the source stores in another file."""
     if config is None or not source.format.traits.config_keys:
         return config
     values = parse_config(config, "companions.config", source.location)
@@ -133,6 +133,6 @@ def _completed(config: bytes | None, source: Source) -> bytes | None:
 
 
 def config_change(source: Source, plan: ConvertPlan, *, untie: bool) -> ConfigChange:
-    """Return the changes that ``config.json`` needs, except for keys that the target's format writes itself."""
+    """Return the changes that ``config.json`` needs, except for the keys that the target's format writes."""
     drop = () if plan.format.traits.config_keys else source.format.traits.config_keys
     return ConfigChange(drop, *retyped(plan.steps), untie)

@@ -1,6 +1,6 @@
-"""Find the presets that a container can hold and the programs that run the result, by planning a small Llama model.
+"""Determine which presets a container can hold and which programs run the result, by planning a small Llama model.
 
-The tables of ``ingot recipes``, the choices of ``--for`` and the refusals of conversions all read these answers.
+The tables of ``ingot recipes``, the choices of ``--for`` and the refusals of conversions all use these results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ingot.runtimes.table import BUILT_IN, RUNTIMES
 _SHAPE = (128, 256)
 _DTYPE = "bf16"
 _DTYPES = {"coreml": "f16", "onnx": "f32"}
-"""The usual element type of models in a container, if it is not ``_DTYPE``."""
+"""The usual element type of models in a container, if it differs from ``_DTYPE``."""
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 _MATRICES = (
@@ -52,12 +52,12 @@ _INPUTS = EncodingInputs(False, {}, {})
 
 
 def quantizes(recipe: Recipe) -> bool:
-    """Return whether a rule of the recipe stores values in fewer bits than a 16-bit float has."""
+    """Return whether a rule of the recipe stores values in fewer than 16 bits."""
     return any(_quantizing(choice) for rule in _expanded(recipe).rules for choice in choices_of(rule.choice))
 
 
 def _expanded(recipe: Recipe) -> Recipe:
-    """Return the recipe with the rules that its mixture has for a Llama model."""
+    """Return the recipe with the rules of its mixture for a Llama model."""
     return recipe if recipe.mixture is None else _expanded_mixture(_Key(recipe, repr(recipe)))
 
 
@@ -67,7 +67,7 @@ def _expanded_mixture(recipe: _Key) -> Recipe:
 
 
 def choices_of(choice: Choice | Measured | None) -> tuple[Choice, ...]:
-    """Return the candidates of a rule's choice: none if the rule keeps tensors."""
+    """Return the candidates of a rule's choice; empty if the rule keeps tensors unchanged."""
     if choice is None:
         return ()
     return choice.candidates if isinstance(choice, Measured) else (choice,)
@@ -78,12 +78,12 @@ def _quantizing(choice: Choice) -> bool:
 
 
 def _packs(choice: Choice) -> bool:
-    """Return whether a choice stores a tensor in another way than as plain values."""
+    """Return whether a choice stores a tensor otherwise than as plain values."""
     return choice.codec != DenseLayout.codec or choice.encoding != "raw"
 
 
 def holds(format: Format, recipe: Recipe) -> bool:
-    """Return whether a format stores the result of each rule of a recipe, none of them as plain values instead."""
+    """Return whether a format can store the result of every rule of a recipe without replacing it by plain values."""
     declaring = _declaring_inputs(format, recipe)
     if declaring is None:
         return False
@@ -92,7 +92,7 @@ def holds(format: Format, recipe: Recipe) -> bool:
 
 
 def _declaring_inputs(format: Format, recipe: Recipe) -> Format | None:
-    """Return the format that declares how the recipe quantizes inputs; None if the format cannot."""
+    """Return the format that declares how the recipe quantizes activations; None if the format cannot declare it."""
     if recipe.activations is None:
         return format
     try:
@@ -102,13 +102,13 @@ def _declaring_inputs(format: Format, recipe: Recipe) -> Format | None:
 
 
 def _packing(rule: Rule) -> list[tuple[Choice, str]]:
-    """Return the choices of a rule that pack tensors, each with the name of a tensor that the rule may hit."""
+    """Return the choices of a rule that pack tensors, each with the name of a tensor to which the rule applies."""
     name = _name_for(rule)
     return [(choice, name) for choice in choices_of(rule.choice) if _packs(choice)]
 
 
 def _name_for(rule: Rule) -> str:
-    """Return the name of the sample tensor of a rule: a matrix of a layer if the rule hits matrices of layers."""
+    """Return the name of a rule's sample tensor: a matrix of a layer if the rule applies to matrices of layers."""
     linear = f"model.layers.0.{_MATRICES[-1]}.weight"
     if not rule.roles or any(role not in ("embedding", "head") for role in rule.roles):
         return linear
@@ -116,9 +116,9 @@ def _name_for(rule: Rule) -> str:
 
 
 def _spec_in(format: Format, choice: Choice, name: str, activations: str | None) -> TensorSpec | None:
-    """Return how a format stores a matrix under a choice; None if it cannot, or only as plain values.
+    """Return the spec with which a format stores a matrix by a choice; None if it cannot, or only as plain values.
 
-    ``activations`` is the scheme of inputs that the format declares.
+    ``activations`` is the scheme of quantized inputs that the format declares.
     """
     sample = name if name in _OTHERS else f"model.layers.0.{_MATRICES[-1]}.weight"
     spec = _planned(_Key(format, f"{format.name} {activations}"), _Key(choice, repr(choice)), sample)
@@ -126,7 +126,7 @@ def _spec_in(format: Format, choice: Choice, name: str, activations: str | None)
 
 
 class _Key:
-    """A value that is equal to another one if both have the same text, so that results can be cached by it."""
+    """A wrapper that compares values by their text, so that results can be cached by it."""
 
     def __init__(self, value: Any, text: str) -> None:
         self.value = value
@@ -170,7 +170,7 @@ def _sample(name: str, dtype: str) -> Tensor:
 
 
 class _EqualStatistics:
-    """Statistics in which all inputs have the same size."""
+    """Statistics that are the same for every matrix and give all inputs the same weight."""
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
         """Return the same statistics for every matrix."""
@@ -178,14 +178,14 @@ class _EqualStatistics:
 
 
 def _layout_spec(choice: Choice, name: str, dtype: str) -> TensorSpec:
-    """Return the sample matrix as a choice with a quantizer stores it."""
+    """Return the spec of the sample matrix after a choice with a quantizer."""
     layout = parse_quantizer(choice.quantizer, choice.codec, choice.options).layout(_SHAPE, dtype)
     return TensorSpec(name, _SHAPE, layout.dtype, layout.codec, layout.part_specs(_SHAPE), layout.attributes())
 
 
 @cache
 def _rounded(choice: _Key, name: str, dtype: str) -> Tensor:
-    """Return the sample matrix in the layout of a choice with a quantizer, rounded to the nearest values."""
+    """Return the sample matrix in the layout of a choice with a quantizer, with values rounded to nearest."""
     options = {key: value for key, value in choice.value.options.items() if key != "act_order"}
     layout = parse_quantizer(choice.value.quantizer, choice.value.codec, choice.value.options).layout(_SHAPE, dtype)
     nearest = parse_quantizer(IMPORTANCE, choice.value.codec, options)
@@ -201,9 +201,9 @@ def presets_held(format: Format) -> list[str]:
 
 
 def container_for(profile: RuntimeProfile, recipe: Recipe) -> str | None:
-    """Return the first container of a program that holds a recipe and of which the program accepts the result.
+    """Return the program's first container that can hold a recipe's result in a way that the program accepts.
 
-    A recipe that quantizes nothing goes into the first container of dense tensors.
+    A recipe that quantizes nothing gets the first container of dense tensors.
     """
     return next((name for name in _containers(profile, recipe) if _accepted(profile, name, recipe)), None)
 
@@ -226,9 +226,10 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
 
 
 def llama_specs(format: Format, recipe: Recipe) -> list[TensorSpec] | None:
-    """Return how a format stores the matrices of a Llama model under a recipe; None if it cannot store one of them.
+    """Return the specs with which a format stores a Llama model's matrices by a recipe; None if it cannot store one of
+    them.
 
-    Every group and block divides the columns and rows of this model.
+    The model's columns and rows are multiples of all group and block sizes.
     """
     declaring = _declaring_inputs(format, recipe)
     if declaring is None:
@@ -258,9 +259,11 @@ def _decisions(recipe: _Key, dtype: str) -> list[tuple[str, tuple[Choice, ...]]]
 
 
 def presets_of(profile: RuntimeProfile) -> Sequence[str]:
-    """Return the presets that a program runs: those that the profile names, then others that a container holds.
+    """Return the presets that a program runs: first those that its profile names, then others that a container can
+    hold.
 
-    Profiles that ship with Ingot are answered from ``runs_in.toml``, which a test compares with ``plan_presets_of``.
+    For profiles that ship with Ingot, the result is read from ``runs_in.toml``; a test compares it with
+    ``plan_presets_of``.
     """
     if RUNTIMES.get(profile.name) != profile or profile.name not in BUILT_IN:
         return plan_presets_of(profile)
@@ -268,18 +271,18 @@ def presets_of(profile: RuntimeProfile) -> Sequence[str]:
 
 
 def plan_presets_of(profile: RuntimeProfile) -> Sequence[str]:
-    """Return the result of ``presets_of``, by planning each preset for the program's containers."""
+    """Return the result of ``presets_of``, computed by planning each preset for each container of the program."""
     return [name for name in _in_order(profile) if container_for(profile, load_recipe(name)) is not None]
 
 
 def _in_order(profile: RuntimeProfile) -> Sequence[str]:
-    """Return the names of all presets, the defaults of a program first."""
+    """Return the names of all presets; a program's defaults come first."""
     named = [name for item in profile.presets for name in (item.plain, item.calibrated) if name]
     return list(dict.fromkeys((*named, *ALL_PRESETS)))
 
 
 def programs_of(preset: str) -> Sequence[str]:
-    """Return the titles of the programs that ship with Ingot and run a preset."""
+    """Return the titles of the programs that ship with Ingot and can run a preset."""
     return _programs_table().get(preset, ())
 
 

@@ -1,4 +1,4 @@
-"""The option ``--rename OLD=NEW``: other names for tensors of a source."""
+"""The option ``--rename OLD=NEW``, which gives tensors of a source other names."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from ingot.reporting.reportable import Reportable
 
 
 def dropped_settings_note(source: Source, plan: ConvertPlan) -> str:
-    """Return a note about activation and KV-cache settings that the target cannot express; empty if there are none."""
+    """Return a note on activation and KV-cache settings that the target cannot express; empty if there are none."""
     settings = source.format.activations(source.config()) if source.format.traits.config_keys else {}
     if not settings:
         return ""
@@ -64,10 +64,11 @@ _TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """The properties of a source for the report, read before the result is published, because errors after it are late.
+    """The properties of a source for the report.
 
-    ``size`` and ``nbytes`` are the bytes of its files and of its tensors' parts, ``architectures`` those of its
-    ``config.json``, ``companions`` the names of the files beside its weights.
+    They are read before the result is published, so that an error does not come after that. ``size`` is the number of
+    bytes of the source's files, ``nbytes`` of its tensors' parts. ``architectures`` are those of its ``config.json``,
+    ``companions`` the names of the files next to its weights.
     """
 
     location: str
@@ -78,7 +79,7 @@ class SourceFacts:
 
     @classmethod
     def from_source(cls, source: Source) -> SourceFacts:
-        """Read the facts; raise the errors of the source's store."""
+        """Return the properties of a source; raises the errors of the source's store."""
         architectures = source.config().get("architectures")
         return cls(
             source.location,
@@ -89,7 +90,7 @@ class SourceFacts:
         )
 
     def generates(self, files: Collection[str]) -> bool:
-        """Return whether the weights with ``files`` can continue a text: a language model with config and tokenizer."""
+        """Return whether the result can generate text: it is a language model with a config and a tokenizer."""
         writes_text = not self.architectures or any(name.endswith(_TEXT) for name in self.architectures)
         return CONFIG in files and writes_text and any(name.startswith("tokenizer") for name in files)
 
@@ -97,7 +98,7 @@ class SourceFacts:
 def commands_for(
     target: Destination, plan: ConvertPlan, executed: Executed, source: SourceFacts, runtime: str | None = None
 ) -> list[str]:
-    """Return shell commands that run the result; ``ingot verify`` if there are none."""
+    """Return shell commands that run the result; ``ingot verify`` if no program runs it."""
     path = _not_an_option(target.display)
     artifact = WrittenArtifact(
         path,
@@ -118,7 +119,7 @@ def commands_for(
 
 
 def _not_an_option(path: str) -> str:
-    """Return the path in a form that command lines do not read as an option."""
+    """Return the path with a prefix, if necessary, so that command lines do not parse it as an option."""
     return f"./{path}" if path.startswith("-") else path
 
 
@@ -131,9 +132,10 @@ _GRADE_LABELS: Mapping[str, str] = {
 
 
 def exactness(step: Step, format: Format, inexact: Collection[str]) -> Texts | None:
-    """Return the grades in which a repacked tensor is equal in ``format``; None for other steps.
+    """Return what is equal after a tensor was repacked for ``format``; None for steps without repacking.
 
-    ``inexact`` are the tensors whose values a view has changed in f32.
+    The grades are ``integers``, ``scales``, ``f32`` (the values in f32) and ``type`` (the values in the target's type).
+    ``inexact`` contains the tensors whose values a view has changed in f32.
     """
     if not isinstance(step, Repack):
         return None
@@ -142,13 +144,13 @@ def exactness(step: Step, format: Format, inexact: Collection[str]) -> Texts | N
 
 
 def count_grades(grades_by_tensor: Iterable[Texts | None]) -> Counts:
-    """Return the number of repacked tensors that are equal in each grade."""
+    """Return, for each grade of ``exactness``, the number of repacked tensors that have it."""
     repacked = [grades for grades in grades_by_tensor if grades is not None]
     return {grade: sum(grade in grades for grades in repacked) for grade in GRADES}
 
 
 def exactness_summary(count: int, grades: Counts) -> str:
-    """Return a sentence with the number of repacked tensors of each grade; ``count`` is their total."""
+    """Return a sentence with the number of repacked tensors of each grade; ``count`` is the number of all."""
     return f"of {count} repacked: " + ", ".join(f"{_GRADE_LABELS[grade]} of {n}" for grade, n in grades.items())
 
 
@@ -157,9 +159,9 @@ class TensorReport:
     """One tensor of the result: its action, the rule, sizes in bytes, and the error if it is lossy.
 
     ``action`` is ``moved``, ``repacked``, ``decoded`` or ``encoded``. ``error`` has ``max_abs``, ``rms``, ``snr_db``
-    and ``cosine``; it is None if the tensor is ``exact`` or was not measured. ``equal`` are the grades in which a
-    repacked tensor is equal (``integers``, ``scales``, ``f32``, ``type``). ``sparsity`` is the share of the values, 0
-    to 1, that structured pruning omitted; the error includes them.
+    and ``cosine``; it is None if the tensor is ``exact`` or was not measured. ``equal`` lists what is equal after
+    repacking (``integers``, ``scales``, ``f32``, ``type``). ``sparsity`` is the share of the values, 0 to 1, that
+    structured pruning omitted; the error includes these values.
     """
 
     name: str
@@ -183,7 +185,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport(Reportable):
-    """A finished conversion.
+    """The result of a conversion.
 
     Attributes
     ----------
@@ -198,9 +200,9 @@ class ConvertReport(Reportable):
     commands : sequence of str
         Shell commands that run the result.
     rounded : sequence of Outcome
-        The results of quantizers by matrix.
+        The results of quantizers, one per matrix.
     superseded, dropped : mapping of str to str
-        Source tensors that the result does not contain, with the reason (``model.account``).
+        The source tensors that the result does not contain, with the reasons (``model.account``).
     """
 
     source: str
@@ -229,7 +231,7 @@ class ConvertReport(Reportable):
 
     @property
     def bits_per_weight(self) -> Bits:
-        """Bits of the result's files per element of its tensors."""
+        """The size of the result's files in bits, divided by the number of elements of its tensors."""
         return 8 * self.size / max(self.elements, 1)
 
     @property
@@ -239,12 +241,12 @@ class ConvertReport(Reportable):
 
     @property
     def actions(self) -> Counts:
-        """The numbers of moved, repacked, decoded and encoded tensors."""
+        """The number of tensors for each action: moved, repacked, decoded or encoded."""
         return dict(Counter(tensor.action for tensor in self.tensors))
 
     @property
     def grades(self) -> Counts:
-        """The number of repacked tensors that are equal in each grade."""
+        """The number of repacked tensors for each grade of ``exactness``."""
         return count_grades(tensor.equal for tensor in self.tensors)
 
     @property
@@ -305,37 +307,37 @@ class ConvertReport(Reportable):
 
 
 _COMPUTED = ("bits_per_weight", "exact", "sparsity", "actions", "grades")
-_EXACT_TEXTS = {  # by whether tensors were repacked
+_EXACT_TEXTS = {  # the key is whether tensors were repacked
     False: "every value is kept bit for bit",
     True: "every number is kept bit for bit: values, or codes with their scales",
 }
 
 
 def action_of(step: Step) -> str:
-    """Return the action for the report; a tensor that a view computes counts as encoded or decoded, not as moved."""
+    """Return the action for the report; values that a view computes are encoded or decoded, not moved."""
     if step.action != MOVED:
         return step.action
     return ENCODED if step.tensor.source_bits else DECODED if step.tensor.decoded_from else MOVED
 
 
 def exact(step: Step) -> bool:
-    """Return whether the result has the source's values; false if a view computed other values."""
+    """Return whether the result has the source's values; false if a view has changed them."""
     return step.exact and not step.tensor.source_bits
 
 
 def source_nbytes(step: Step) -> int:
-    """Return the stored bytes of the source's tensor, or of the part of it that this tensor consists of."""
+    """Return the stored bytes of the source's tensor; for a slice of a tensor, those of the slice."""
     tensor = step.tensor
     return round(tensor.size * tensor.source_bits / 8) or step.in_bytes
 
 
 def tensor_reports(completed: Sequence[CompletedStep], equal: Callable[[Step], Texts | None]) -> list[TensorReport]:
-    """Return the reports of completed steps; ``equal`` returns the grades of a step (``exactness``)."""
+    """Return the reports of completed steps; ``equal`` returns what is equal after a step (``exactness``)."""
     return [tensor_report(item.step, item.nbytes, item.error, equal(item.step)) for item in completed]
 
 
 def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Texts | None) -> TensorReport:
-    """Return the report of a completed step; ``equal`` are its grades (``exactness``)."""
+    """Return the report of a completed step; ``equal`` is the result of ``exactness`` for it."""
     return TensorReport(
         name=step.tensor.name,
         shape=step.tensor.shape,
@@ -354,9 +356,10 @@ def tensor_report(step: Step, nbytes: int, error: ErrorStats | None, equal: Text
 
 
 def retyped(steps: Sequence[Step]) -> tuple[dict[str, str], str]:
-    """Return the changes of float dtypes, source to result, and the most common float dtype of the result.
+    """Return how float dtypes change, as a mapping from source to result, and the most common float dtype of the
+    result.
 
-    Dtypes are compared by number of elements; the second value is empty if there are no floats.
+    Dtypes are weighted by the number of elements. The second value is empty if the result has no floats.
     """
     counts: dict[str, Counter[str]] = {}
     for step in steps:

@@ -1,8 +1,8 @@
-"""Round the matrices of a conversion while the model is calibrated: each layer's, as soon as its statistics exist.
+"""Rounding of a model's matrices during calibration: each layer is rounded as soon as its statistics are complete.
 
-Statistics of a layer are deleted when its matrices are rounded, so that no file holds those of the full model. The
-rounded matrices wait in the staging folder until the conversion writes them; a resumed run continues after the last
-layer that was rounded.
+The statistics of a layer are deleted when its matrices are rounded, so that the statistics of the full model are never
+stored. Rounded matrices are kept in the staging folder until the conversion writes them. A resumed run continues after
+the last rounded layer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ingot.model.tensor import Array
 from ingot.quantization.tensor import Outcome, rounding_memory
 from ingot.views.rounded_view import Rounding, is_vocabulary
 
-# ``ingot.runtime`` imports this package, so that it is imported by name on first use.
+# Imported by name on first use, because ``ingot.runtime`` imports this package.
 _CALIBRATIONS: Registry[Callable[..., Calibration]] = Registry(
     "calibration", (("model", "ingot.runtime.calibration.calibrate:calibration_of"),)
 )
 
 
 def calibration_of(model: Any, *, max_ram: int | str | None, progress: Any = None, device: Any = CPU) -> Calibration:
-    """Return a calibration over text that the model generates, which has not run yet; needs torch."""
+    """Return a calibration that will run over text that the model generates; needs torch."""
     return _CALIBRATIONS["model"](model, max_ram=max_ram, progress=progress, device=device)
 
 
@@ -46,23 +46,23 @@ def round_by_layers(
     max_ram: int | str | None,
     threads: int | None,
 ) -> None:
-    """Calibrate, and round every matrix that gets statistics; fill in ``rounding.saved`` and ``rounding.outcomes``.
+    """Calibrate and round every matrix that has statistics; store the results in ``rounding.saved`` and ``.outcomes``.
 
     Parameters
     ----------
     rounded : Checkpoint
         The view that rounds matrices when they are read, with the names of the statistics.
     rounding : Rounding
-        Its choices; ``replace_statistics`` is set.
+        The quantizer of each matrix. ``replace_statistics`` must be set.
     calibration : Calibration
     folder : Path
-        Holds the rounded matrices until the conversion is complete; created if it does not exist.
+        Contains the rounded matrices until the conversion is complete; created if it does not exist.
     resume : bool
         Whether an earlier run may have left layers in ``folder``.
     max_ram : int, str or None
-        The limit of memory in bytes; None for half of the free memory.
+        The maximum memory in bytes; None for half of the free memory.
     threads : int or None
-        The largest number of matrices that are rounded at once; None for one per processor.
+        The maximum number of matrices that are rounded at the same time; None for one per processor.
 
     Raises the errors of ``Calibration.run_by_layers`` and of rounding.
     """
@@ -101,13 +101,13 @@ def round_by_layers(
 
 
 def _tensors_with(statistics: Statistics, rounded: Checkpoint, rounding: Rounding) -> list[str]:
-    """Return the tensors to round that have statistics, for themselves or for an expert, in the view's order."""
+    """Return the tensors to round that have statistics, or whose experts have, in the order of the view."""
     names = {name.partition(":expert.")[0] for name in statistics.names}
     return [name for name in rounded if name in rounding.choices and name in names]
 
 
 def _parts(rounded: Checkpoint, name: str) -> dict[str, Array]:
-    """Round a tensor; return its parts as bytes."""
+    """Return the parts of a rounded tensor as bytes, keyed by role."""
     parts = rounded[name].parts
     return {role: np.frombuffer(part.source.view(0, part.source.size), np.uint8) for role, part in parts.items()}
 

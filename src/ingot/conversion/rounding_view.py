@@ -1,4 +1,4 @@
-"""The view that rounds the matrices of rules with a quantizer, before the plan and independent of the format."""
+"""The view that rounds matrices to which rules with a quantizer apply; it does not depend on the format or the plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NO_PREFIX = (
 
 
 def rounding_notes(rounding: Rounding | None) -> list[str]:
-    """Return notes about rounded matrices for the report of a conversion, after the matrices were read."""
+    """Return notes on rounded matrices for the report; to be called after the matrices were read."""
     outcomes = outcomes_of(rounding)
     if rounding is None or not outcomes:
         return []
@@ -60,7 +60,7 @@ def outcomes_of(rounding: Rounding | None) -> Sequence[Outcome]:
 
 
 class _LazyStatistics:
-    """The model's statistics, opened or collected on the first call. Safe for several threads."""
+    """The model's statistics, opened or collected on the first call. Calls from several threads are safe."""
 
     def __init__(self, checkpoint: Checkpoint, options: ConvertOptions) -> None:
         self._checkpoint = checkpoint
@@ -81,7 +81,7 @@ class _LazyStatistics:
             return self._statistics
 
     def replace(self, statistics: StatisticsSource) -> None:
-        """Replace the statistics, for matrices that are read from now on."""
+        """Use other statistics for all matrices that are read from now on."""
         assert isinstance(statistics, Statistics)
         with self._lock:
             self._statistics = statistics
@@ -93,7 +93,7 @@ class _LazyStatistics:
 
 
 def requested_calibration(options: ConvertOptions) -> Calibration:
-    """Return the calibration that the options contain, else one over text that the model generates."""
+    """Return the calibration that the options contain; by default one over text that the model generates."""
     if isinstance(options.calibration, Calibration):
         return options.calibration
     return calibration_of(options.src, max_ram=options.max_ram, progress=options.progress, device=options.device)
@@ -102,15 +102,15 @@ def requested_calibration(options: ConvertOptions) -> Calibration:
 def round_weights(
     checkpoint: Checkpoint, recipe: Recipe | None, options: ConvertOptions, *, f16_scales: bool = False
 ) -> tuple[View, Rounding | None]:
-    """Return a view of the model that rounds the matrices of rules with a quantizer, and the rounding.
+    """Return a view of the model that rounds matrices to which rules with a quantizer apply, and the rounding.
 
     The recipe's rotations and scales are folded in first. The rounding is None if there are no matrices to round.
-    ``f16_scales``: the target stores scales as f16, also if a rule has ``scales = "half"`` and weights are bf16.
+    ``f16_scales``: the target stores scales as f16, even if a rule has ``scales = "half"`` and the weights are bf16.
 
     Raises
     ------
     UsageError
-        ``convert.requantize``: such a matrix is already quantized; ``convert.calibration``: statistics for a recipe
+        ``convert.requantize``: a matrix to round is already quantized; ``convert.calibration``: statistics for a recipe
         without a quantizer; ``convert.device``: a device for such a recipe; ``model.device``; the errors of
         ``Statistics.open``.
     UnsupportedError
@@ -138,7 +138,7 @@ def round_weights(
     statistics = _LazyStatistics(checkpoint, options)
     notes = list(view.notes)
     if calibration is not None:
-        opened = statistics()  # statistics of another model raise an error before any tensor is read
+        opened = statistics()  # statistics of another model raise an error here, before any tensor is read
         notes += [_NO_PREFIX] if opened.model_id is not None and WINDOW_PREFIX not in opened.metadata else []
     if calibration is None or isinstance(calibration, Statistics):
         metadata = calibration.metadata if isinstance(calibration, Statistics) else {}
@@ -163,7 +163,7 @@ def round_weights(
 def _choices(
     view: Checkpoint, recipe: Recipe, options: ConvertOptions, *, f16_scales: bool
 ) -> Sequence[tuple[str, QuantizerSpec]]:
-    """Return the names and quantizers of the matrices that rules with a quantizer hit."""
+    """Return the names and quantizers of the matrices to which rules with a quantizer apply."""
     layer_count = layers_of(view)
     specs = []
     for name, tensor in view.items():
@@ -230,7 +230,7 @@ def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tu
         The model before folding.
     recipe : Recipe
     rounding : Rounding
-        Choices by the names of the rotated model; statistics of ``checkpoint``.
+        Its quantizers are keyed by the names of the rotated model; its statistics are those of ``checkpoint``.
     """
     choices = rounding.choices
     grids = {name: choice.grid for name, choice in choices.items() if choice.scaled}
@@ -241,7 +241,7 @@ def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tu
     dtypes = {name: "f32" if name in choices else dtype for name, dtype in stored.items()}
     rounding = replace(rounding, dtypes=stored)
     if recipe.rotate is not None:
-        # Tensors that scales are folded into later stay f32 until then, so that they are rounded only once.
+        # A tensor into which scales are folded later stays f32 until then, so that it is rounded only once.
         scaled_names = set(changed_names(graph, lambda stream: has_scales(graph, grids, stream)))
         exact = {name: "f32" if name in scaled_names else dtype for name, dtype in dtypes.items()}
         view, rotations = fold_rotations(checkpoint, graph, _options(recipe.rotate), exact)

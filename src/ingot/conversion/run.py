@@ -1,4 +1,6 @@
-"""Convert a checkpoint tensor by tensor, in bounded memory. It can be resumed; only a complete result is published."""
+"""Conversion of a checkpoint tensor by tensor in bounded memory; it can be resumed, and only publishes complete
+results.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +99,8 @@ def convert(options: ConvertOptions) -> ConvertReport:
     """Convert a checkpoint into another container, by a recipe or unchanged.
 
     Without a recipe every tensor keeps its storage. If the target accepts its codes only in another layout they are
-    repacked, and tensors that the target cannot carry are decoded. With ``resume`` the output has the same bytes as
-    that of an uninterrupted run.
+    repacked, and tensors whose codec the target does not support are decoded. With ``resume`` the output has the same
+    bytes as that of an uninterrupted run.
 
     Returns
     -------
@@ -107,10 +109,10 @@ def convert(options: ConvertOptions) -> ConvertReport:
     Raises
     ------
     UsageError, UnsupportedError, CodecError, FormatError, IntegrityError, ResourceError
-        Nothing is left under the final name; with ``tp``, the folders of finished ranks are left.
+        Nothing is written under the final name; with ``tp``, the folders of finished ranks remain.
     """
     started = time.perf_counter()
-    is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
+    is_distributed(options.engine, options.address)  # raises an error for an invalid engine before anything is read
     options = for_runtime(options)
     options, budget = resolve_budget(options, _plan_for_budget, convert, publish=True)
     ranks = ranks_of(options)
@@ -148,7 +150,7 @@ def _for_rank(options: ConvertOptions, rank: Rank | None) -> ConvertOptions:
 
 
 def _cluster(prepared: Prepared, options: ConvertOptions) -> Cluster | None:
-    """Return the workers for the steps; None if this process executes them. Raises the errors of ``plan_json``."""
+    """Return the workers that execute the steps; None if this process does. Raises the errors of ``plan_json``."""
     if not is_distributed(options.engine, options.address):
         return None
     from ingot.cluster.driver.distribute import Cluster
@@ -166,7 +168,7 @@ def prepare(options: ConvertOptions) -> Prepared:
     """Open the source, apply the views of the options and plan the conversion, without converting (``--dry-run``).
 
     Reads headers and samples. Pruning reads the feed-forward networks and reports to ``progress``. With ``tp`` the plan
-    is that of the first rank; all ranks have the same shapes.
+    is the plan of the first rank; all ranks have the same shapes.
     """
     prepared = _plan_for_budget(for_runtime(options))
     try:
@@ -178,7 +180,7 @@ def prepare(options: ConvertOptions) -> Prepared:
 
 
 def _plan_for_budget(options: ConvertOptions) -> Prepared:
-    """Plan like ``prepare``, but accept a plan without packed layers: the search of a budget starts with one."""
+    """Plan like ``prepare``, but allow a plan without packed layers, from which the search of a budget starts."""
     options, budget = resolve_budget(options, _plan_for_budget, convert, publish=False)
     rank = ranks_of(options)[0]
     prepared = _prepare(_for_rank(options, rank), rank)
@@ -243,7 +245,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         notes = [
             folder_note,
             *account.notes(),
-            *(message for rule, message in remarks(source) if rule != UNREAD),  # the account has notes on those
+            *(message for rule, message in remarks(source) if rule != UNREAD),  # the account already has notes on these
             note_on_config(source, directory=target.directory),
             *view.notes,
             *plan.notes,
@@ -280,7 +282,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
 def _require_packable_for_mlx(
     plan: ConvertPlan, checkpoint: Checkpoint, target: Destination, options: ConvertOptions
 ) -> None:
-    """Raise ``UnsupportedError`` ``architecture.unknown`` if mlx_lm needs a tensor dense that the plan packs."""
+    """Raise ``UnsupportedError`` ``architecture.unknown`` if the plan packs a tensor that mlx_lm needs dense."""
     if target.format.name != MlxFormat.name or not target.directory or options.keep_names:
         return
     packed = {step.spec.name for step in plan.steps if step.spec.codec in plan.format.traits.packed_codecs}
@@ -288,9 +290,10 @@ def _require_packable_for_mlx(
 
 
 def _with_changes(source: Source, checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoint:
-    """Return the checkpoint with the adapters or models of the options.
+    """Return the checkpoint with the changes of the options' adapters, or merged with the options' models.
 
-    Changed tensors are f32 unless a rotation has to be the only such view.
+    Changed tensors are f32. If the recipe rotates the model, they have the base's dtype, because only one view of a
+    conversion may return values in f32.
     """
     if not options.adapters and options.models is None:
         return checkpoint
@@ -306,7 +309,11 @@ def _is_rounded_by_preset(rounding: Rounding | None, recipe: Recipe | None) -> b
 
 
 def _narrower_dtype_note(plan: ConvertPlan) -> str:
-    """Return a note about exactly repacked tensors whose values the target's runtimes round to the scales' dtype."""
+    """Return a note on tensors that were repacked exactly, but whose values runtimes of the target read in another
+    dtype.
+
+    This is the dtype of the scales; the note is empty if there are no such tensors.
+    """
     if not plan.format.traits.config_keys:
         return ""
     counts: Counter[tuple[str, str]] = Counter()
@@ -324,9 +331,9 @@ def _narrower_dtype_note(plan: ConvertPlan) -> str:
 
 
 def _tied_head(source: Source, named: Checkpoint, target: Destination) -> tuple[TiedHead, dict[str, Omission]]:
-    """Return how to handle a stored tied head, for formats whose readers refuse one, and the omissions for that.
+    """Return how to treat a stored tied head, for formats whose readers refuse it, and the omissions that follow.
 
-    ``named`` has the names of the option ``rename``, the omissions those of the source.
+    ``named`` has the names after the option ``rename``; the omissions have the names of the source.
     """
     if not (target.format.traits.one_head and target.directory and source.is_folder):
         return TiedHead(), {}
@@ -335,7 +342,7 @@ def _tied_head(source: Source, named: Checkpoint, target: Destination) -> tuple[
 
 
 def _require_weights(source: Source, target: Destination, recipe: Recipe | None, options: ConvertOptions) -> None:
-    """Raise for weights that another program packed in a way that Ingot does not decode, and for adapters.
+    """Raise an error for weights that another program packed and Ingot cannot decode, and for adapters.
 
     Packed weights are allowed if they are moved unchanged together with the config.json that declares them. Adapters
     are allowed if the target accepts tensors of any name.
@@ -359,7 +366,7 @@ def run(
     cluster: Cluster | None = None,
     begin: Callable[[Staging], None] | None = None,
 ) -> ConvertReport:
-    """Execute a prepared conversion by a ``cluster`` or in this process; return its report.
+    """Execute a prepared conversion on a ``cluster`` or in this process; return its report.
 
     ``begin`` is called with the staging folder before the first step. Raises the errors of ``convert``.
     """
@@ -378,7 +385,7 @@ def run(
 
 
 def _round_by_layers(prepared: Prepared, options: ConvertOptions, staging: Staging) -> None:
-    """Calibrate and round by layers, if the plan has matrices that need statistics which do not exist yet."""
+    """Calibrate the model and round it layer by layer, if planned matrices need statistics that do not exist yet."""
     rounding = prepared.rounding
     if rounding is None or rounding.replace_statistics is None or prepared.rounded is None:
         return
@@ -413,7 +420,7 @@ def _valid_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, st
 
 def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
     plan = prepared.plan
-    with gc_paused():  # many small objects, none of them garbage
+    with gc_paused():  # many small objects are created, and none of them is garbage
         tensors = tensor_reports(
             executed.completed, lambda step: exactness(step.planned, plan.format, prepared.inexact)
         )

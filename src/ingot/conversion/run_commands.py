@@ -1,4 +1,4 @@
-"""The commands that run a written result: those of a program whose profile accepts it."""
+"""Commands that run a written result in the programs whose profiles accept it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ingot.runtimes.table import BUILT_IN, RUNTIMES, command_lines, runtime_name
 from ingot.stores.location import Location
 
 _FIRST = ("llama.cpp", "vllm", "mlx", "onnxruntime", "coreml")
-"""The programs whose commands come first if no program is stated."""
+"""The programs whose commands come first if the user names none."""
 _SELF_CONTAINED = ("gguf", "onnx", "coreml")
-"""Containers that a program runs without a ``config.json`` and a tokenizer in the folder."""
+"""Containers that programs run without a ``config.json`` and a tokenizer in the folder."""
 
 
 def run_commands(location: str, format: Format, written: WrittenArtifact, runtime: str | None = None) -> list[str]:
@@ -24,9 +24,9 @@ def run_commands(location: str, format: Format, written: WrittenArtifact, runtim
     Parameters
     ----------
     location : str
-        The result, to open it.
+        The result, which is opened for the checks.
     format : Format
-        A format without a profile states its own commands (``Format.commands``).
+        The result's format; if no profile covers it, its own ``Format.commands`` are returned.
     written : WrittenArtifact
     runtime : str, optional
         The program; by default the first one whose profile accepts the result.

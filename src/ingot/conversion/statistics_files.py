@@ -1,4 +1,4 @@
-"""Open statistics of a model's matrices: a file of ``ingot calibrate``, or an importance matrix of llama.cpp."""
+"""Opening of statistics of a model's matrices: a file of ``ingot calibrate``, or an importance matrix of llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot.translate import imatrix
 
 
 def open_statistics(path: AnyPath, model: Checkpoint | None = None) -> Statistics:
-    """Open statistics; see ``Statistics.open``."""
+    """Open statistics; parameters and errors are those of ``Statistics.open``."""
     location = Location.parse(path)
     if imatrix.is_binary(location.head(imatrix.HEAD)):
         statistics = imatrix.from_binary(location)
@@ -43,7 +43,7 @@ def open_statistics(path: AnyPath, model: Checkpoint | None = None) -> Statistic
 def statistics_of_one(source: AnyPath | Statistics, models: Sequence[Checkpoint]) -> Statistics:
     """Return statistics of one of several models whose matrices have the same names.
 
-    The statistics declare the model; if they do not, they must fit the first one.
+    If the statistics do not declare their model, they must fit the first one.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def statistics_of_one(source: AnyPath | Statistics, models: Sequence[Checkpoint]
 
 
 def _declared_model(statistics: Statistics, models: Sequence[Checkpoint]) -> Checkpoint:
-    """Return the model that statistics declare, or the first one if they declare none."""
+    """Return the model that the statistics declare; the first one if they declare none."""
     if statistics.model_id is None:
         return models[0]
     ids = [content_id(model) for model in models]
@@ -77,7 +77,7 @@ def _declared_model(statistics: Statistics, models: Sequence[Checkpoint]) -> Che
 
 
 def _fit_to_model(statistics: Statistics, model: Checkpoint) -> Statistics:
-    """Return statistics under the model's names; raise ``statistics.model`` or ``statistics.shape``."""
+    """Return the statistics renamed to the model's names; raise ``statistics.model`` or ``statistics.shape``."""
     if statistics.model_id is None and not _any_matrix(statistics, model):
         statistics = statistics.with_names(imatrix.names_of(model))
     if not _any_matrix(statistics, model):

@@ -1,4 +1,4 @@
-"""Conversion into slices for several ranks, one folder for each rank, written one after the other."""
+"""Conversion into slices for the ranks of tensor parallelism, written one after another, to one folder per rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RANK = re.compile(r"rank([0-9]{1,6})")
 
 
 def ranks_of(options: ConvertOptions) -> Sequence[Rank | None]:
-    """Return the ranks of the option ``tp``; one None if it is not set. Raises ``UsageError`` ``parallel.size``."""
+    """Return the ranks of the option ``tp``; a list of one None without it. Raises ``UsageError`` ``parallel.size``."""
     if options.tp is None:
         return [None]
     if type(options.tp) is not int or not 1 <= options.tp <= MAX_RANKS:
@@ -52,9 +52,9 @@ def rank_folder(dst: Location, rank: Rank) -> Location:
 
 
 def require_folder(dst: Location, size: int) -> None:
-    """Create the folder that contains the folders of the ranks.
+    """Create the folder that will contain one folder per rank.
 
-    Raises ``UsageError`` ``target.exists`` if it contains slices for more ranks.
+    Raises ``UsageError`` ``target.exists`` if it already contains slices of further ranks.
     """
     dst.make_folder()
     folders = dst.store().list().folders
@@ -69,9 +69,10 @@ def require_folder(dst: Location, size: int) -> None:
 
 
 def slice_for(checkpoint: Checkpoint, rank: Rank) -> Checkpoint:
-    """Return a rank's slice of a checkpoint, and build every tensor so that errors come before anything is written.
+    """Return a rank's slice of a checkpoint.
 
-    Raises the errors of ``slice_for_rank``.
+    Every tensor is built once, so that errors are raised before anything is written. Raises the errors of
+    ``slice_for_rank``.
     """
     view = slice_for_rank(checkpoint, rank)
     for name in view:
@@ -94,7 +95,7 @@ def require_packed(plan: ConvertPlan, source: Checkpoint, recipe: Recipe | None)
 def is_complete(target: Destination, plan: ConvertPlan, checkpoint: Checkpoint) -> bool:
     """Return whether an earlier run has completed a rank's folder: it has the planned tensors with equal values.
 
-    False for tensors that a recipe rounds, because only encoding them again could show that they are equal.
+    False if a recipe rounds a tensor, because the values could be compared only by encoding them again.
     """
     try:
         existing = open_source(target.location).view()
@@ -113,13 +114,13 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def existing_results(plan: ConvertPlan, target: Destination) -> Executed:
-    """Return the results of a rank's folder that an earlier run has completed, all of them as resumed."""
+    """Return the results of a rank's folder that an earlier run has completed; all steps count as resumed."""
     completed = [CompletedStep(step, step.out_bytes, ErrorStats(), {}) for step in plan.steps]
     return Executed(completed, [target.name], [], plan.size, len(completed))
 
 
 def merge_rank_reports(reports: Sequence[ConvertReport], dst: Location) -> ConvertReport:
-    """Return one report for all ranks; names of tensors and files begin with the rank's folder."""
+    """Return one report for all ranks; names of tensors and files are prefixed with the rank's folder."""
     first = reports[0]
     names = [f"rank{rank}/" for rank in range(len(reports))]
     pairs = list(zip(names, reports, strict=True))
@@ -131,5 +132,5 @@ def merge_rank_reports(reports: Sequence[ConvertReport], dst: Location) -> Conve
         files=[name + file for name, report in pairs for file in report.files],
         companions=[name + file for name, report in pairs for file in report.companions],
         resumed=sum(report.resumed for report in reports),
-        commands=(),  # loading slices needs a distributed program, for which there is no single command
+        commands=(),  # no single command loads slices; this takes a distributed program
     )

@@ -1,4 +1,4 @@
-"""Llama forward pass in NumPy, to measure what compression does to a model.
+"""The forward pass of Llama in NumPy, which measures the effect of compression on a model.
 
 The architecture is that of Touvron et al., "LLaMA: Open and Efficient
 Foundation Language Models" (2023), with grouped-query attention (Ainslie et
@@ -58,8 +58,7 @@ def rope_tables(seq: int, head_dim: int, theta: float) -> tuple[Floats, Floats]:
 def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
     """Apply rotary positions in the "rotate half" layout.
 
-    Channel ``i`` of the first half and channel ``i`` of the second half make
-    the pair that is turned by angle ``i``.
+    Channel ``i`` of the first half and channel ``i`` of the second half form the pair that is rotated by angle ``i``.
 
     Parameters
     ----------
@@ -123,8 +122,7 @@ class Llama:
     Raises
     ------
     UsageError, UnsupportedError
-        If the configuration is wrong or not supported, or a parameter is
-        missing or has the wrong shape.
+        If the configuration is invalid or not supported, or a parameter is missing or has the wrong shape.
     """
 
     def __init__(self, config: Mapping[str, object], weights: Mapping[str, NDArray[Any]]) -> None:
@@ -176,18 +174,18 @@ class Llama:
         return self._linear(self._norm(x, "model.norm"), head)
 
     def _norm(self, x: Floats, name: str) -> Floats:
-        """Apply the RMSNorm called ``name``."""
+        """Apply the RMSNorm with the name ``name``."""
         return rms_norm(x, self._weights[f"{name}.weight"], self.config.eps)
 
     def _linear(self, x: Floats, name: str) -> Floats:
-        """Multiply ``[batch, seq, in]`` by the ``[out, in]`` weight called ``name``."""
+        """Multiply ``[batch, seq, in]`` by the ``[out, in]`` weight with the name ``name``."""
         weight = self._weights[f"{name}.weight"]
         # One product over all rows; with three axes NumPy would do one per batch entry.
         flat: Floats = x.reshape(-1, x.shape[-1]) @ weight.T
         return flat.reshape(*x.shape[:-1], weight.shape[0])
 
     def _attend(self, x: Floats, name: str, cos: Floats, sin: Floats) -> Floats:
-        """Apply the attention layer called ``name`` to ``[batch, seq, hidden]``."""
+        """Apply the attention layer with the name ``name`` to ``[batch, seq, hidden]``."""
         batch, seq, _ = x.shape
         q, k, v = (
             self._linear(x, f"{name}.{part}_proj").reshape(batch, seq, -1, self.config.head_dim).swapaxes(1, 2)
@@ -197,7 +195,7 @@ class Llama:
         return self._linear(mixed.swapaxes(1, 2).reshape(batch, seq, -1), f"{name}.o_proj")
 
     def _feed_forward(self, x: Floats, name: str) -> Floats:
-        """Apply the SwiGLU layer (Shazeer, 2020) called ``name``."""
+        """Apply the SwiGLU layer (Shazeer, 2020) with the name ``name``."""
         gate = silu(self._linear(x, f"{name}.gate_proj"))
         gate *= self._linear(x, f"{name}.up_proj")
         return self._linear(gate, f"{name}.down_proj")
@@ -212,8 +210,8 @@ def select_windows(tokens: NDArray[np.integer[Any]], window: int, max_windows: i
     window : int
         Predictions per window.
     max_windows : int or None
-        If there are more windows than this, this many are taken, spread
-        evenly over the text.
+        The maximum number of windows; if the text has more, this number of windows is selected, spread evenly over the
+        text.
 
     Returns
     -------
@@ -271,7 +269,7 @@ def perplexity(
             part = rows[start : start + _BATCH]
             total += _loss_sum(model.logits(part[:, :-1]), part[:, 1:])
     mean = total / (len(rows) * window)
-    # Damaged weights may give a loss whose exponential math.exp refuses.
+    # The loss of damaged weights may be too large for math.exp, which raises an error then.
     return math.exp(mean) if not mean > 700 else math.inf
 
 

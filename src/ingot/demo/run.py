@@ -1,5 +1,7 @@
-"""The demonstration: convert one small real model by the preset recipes, and show size, speed and error of each
-result."""
+"""The demonstration of Ingot: convert a small real model by the preset recipes and evaluate each result.
+
+The report has the size, speed and error of each result.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ WINDOWS = 64
 class DemoRow:
     """One line of the demo's table.
 
-    Sizes in bytes, times in seconds; errors are RMS error over RMS value of a tensor (0 to 1), the worst and the mean
-    over all tensors; ``perplexity`` is exp of the mean next-token loss on held-out text.
+    Sizes are in bytes, and times in seconds. The error of a tensor is its RMS error divided by its RMS value; the row
+    has the worst and the mean of all tensors. ``perplexity`` is exp of the mean next-token loss on held-out text.
     """
 
     recipe: str
@@ -83,16 +85,16 @@ def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoRepor
     Parameters
     ----------
     folder : Path
-        Made if absent; files of an earlier demo in it are replaced.
+        The folder for all files; created if it does not exist. Files of an earlier demo are replaced.
     tell : callable
-        Gets a line before each step.
+        A function that is called with a line of text before each step.
 
     Raises
     ------
     UsageError
         ``folder`` is a file.
     MissingExtraError
-        The model is not installed: the extra ``demo`` brings it.
+        The model is not installed; the extra ``demo`` contains it.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError("expected a folder or nothing there", rule="demo.folder", where=str(folder))
@@ -127,7 +129,7 @@ class DemoQuantization:
 def quantize_model(folder: Path) -> DemoQuantization:
     """Quantize the demo's model for llama.cpp, and continue a sentence with the decoded result.
 
-    ``folder`` and its errors are those of ``run``.
+    ``folder`` and the errors are as in ``run``.
     """
     source = _unpack(folder)
     target = folder / "model-Q4_K_M.gguf"
@@ -136,7 +138,7 @@ def quantize_model(folder: Path) -> DemoQuantization:
     config = parse_config((source / CONFIG).read_bytes(), "model.config", str(source / CONFIG))
     tokenizer = Tokenizer.load(source / "tokenizer.json")
     decoded = folder / "decoded"
-    # A folder has the tensor names of transformers, which ``Llama`` reads.
+    # Write a folder, which has the tensor names of transformers that ``Llama`` reads.
     convert(target, decoded, "decompress", format="safetensors", overwrite=True)
     with open_checkpoint(decoded) as checkpoint:
         model = Llama(config, load_arrays(checkpoint))
@@ -149,14 +151,14 @@ def quantize_model(folder: Path) -> DemoQuantization:
 
 
 def _model_files() -> Traversable:
-    """Return the folder with the model: part of the source tree, and of the distribution ``ingot-demo``."""
+    """Return the folder with the model, in the source tree or in the distribution ``ingot-demo``."""
     with suppress(ModuleNotFoundError):
         return files("ingot.demo.data")
     return files(require("ingot_demo", "demo"))
 
 
 def _unpack(folder: Path) -> Path:
-    """Copy the model and its companions out of the package."""
+    """Copy the model and its companions out of the package into ``folder``; return their folder."""
     model_files = _model_files()
     source = folder / "original"
     try:

@@ -6,8 +6,8 @@ split into words, as in Radford et al., "Language Models are Unsupervised
 Multitask Learners" (2019).  Because the 256 single bytes are always in the
 vocabulary, every text can be encoded and decoding gives the text back.
 
-It reads and writes the ``tokenizer.json`` of Hugging Face's package tokenizers, which the demo does not need. Token ids
-0..255 are the single bytes; merge number ``i`` makes token ``256 + i`` of two earlier tokens.
+The module reads and writes the ``tokenizer.json`` of Hugging Face's package tokenizers, without using that package.
+Token ids 0..255 are the single bytes; merge number ``i`` makes token ``256 + i`` of two earlier tokens.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Tokenizer:
                 raise UsageError(f"merge {size - 256} repeats an earlier one: ({first}, {second})")
             self._rank[first, second] = size
             self._bytes.append(self._bytes[first] + self._bytes[second])
-        # Words repeat a great deal in text, so each is merged once only.
+        # Words often repeat in texts, so the merges of each word are cached.
         self._cache: dict[str, tuple[int, ...]] = {}
 
     @classmethod
@@ -144,7 +144,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids."""
+        """The number of token ids."""
         return len(self._bytes)
 
     def encode(self, text: str) -> list[int]:
@@ -198,7 +198,7 @@ class Tokenizer:
         return b"".join(parts)
 
     def _merge_word(self, word: str) -> tuple[int, ...]:
-        """Apply to one word the merges in the order in which they were learned."""
+        """Apply the merges to one word, in the order in which they were learned."""
         ids = list(word.encode("utf-8"))
         while len(ids) > 1:
             candidates = [self._rank[p] for p in pairwise(ids) if p in self._rank]
@@ -208,7 +208,7 @@ class Tokenizer:
         return tuple(ids)
 
     def _join(self, ids: list[int], token: int) -> list[int]:
-        """Replace, left to right, each pair that ``token`` stands for."""
+        """Replace, from left to right, each pair of ids that ``token`` is merged from."""
         joined: list[int] = []
         index = 0
         while index < len(ids):

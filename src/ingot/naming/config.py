@@ -1,7 +1,7 @@
 """Reads ``config.json`` and the other JSON files of a model folder.
 
-Many programs write these files, most of them with Python's ``json``. NaN, infinities, repeated keys (the last one
-counts), a byte order mark and -0 occur. ``core.parsing.strictjson`` reads Ingot's own manifests.
+Many programs write these files, most of them with Python's ``json``. NaN, infinities, repeated keys (the last value is
+used), a byte order mark and -0 are therefore accepted. Manifests of Ingot are read by ``core.parsing.strictjson``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.errors import FormatError, UnsupportedError, UsageError
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The part of a Hugging Face ``config.json`` that the forward pass needs."""
+    """The keys of a Hugging Face ``config.json`` that a Llama's forward pass needs."""
 
     hidden_size: int
     intermediate_size: int
@@ -41,7 +41,7 @@ class LlamaConfig:
         UsageError
             A value is missing or invalid.
         UnsupportedError
-            A value requires something that Ingot's forward pass does not support.
+            A value requires a feature that Ingot's forward pass does not support.
         """
         for key in ("rope_scaling", "attention_bias", "mlp_bias"):
             if config.get(key):
@@ -69,7 +69,7 @@ class LlamaConfig:
         )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every parameter by name."""
+        """Return the shape of every parameter, keyed by its name."""
         hidden = self.hidden_size
         inner = self.intermediate_size
         queries = self.heads * self.head_dim
@@ -98,7 +98,9 @@ class LlamaConfig:
 
 
 def _rope_theta(config: Mapping[str, object]) -> float:
-    """Return the base of rotary positions: in ``rope_parameters`` since transformers 5, at the top level before."""
+    """Return the base of the rotary positions (theta): from ``rope_parameters``, or at the top level before
+    transformers 5.
+    """
     rope = config.get("rope_parameters")
     if rope is None:
         return _positive(config, "rope_theta", 10000.0)
@@ -127,7 +129,7 @@ def _positive(config: Mapping[str, object], key: str, default: float) -> float:
 
 CONFIG = "config.json"
 MAX_CONFIG = 16 << 20
-"""The limit of a JSON file of a model folder, in bytes."""
+"""The maximum size of a JSON file of a model folder, in bytes."""
 
 
 def parse_config(data: bytes, rule: str, location: str) -> dict[str, Any]:

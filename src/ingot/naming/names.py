@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ingot.core.runtime import native
 
 ROLES = ("embedding", "head", "norm", "bias", "attention", "mlp", "ssm", "router", "conv", "other")
-"""All results of ``role_of``. ``ssm`` is the role of the two large projections of a state-space (Mamba) block."""
+"""All roles that ``role_of`` returns. ``ssm`` stands for the two large projections of a state-space (Mamba) block."""
 
 # Segments that are followed by a layer number. `experts.3` and `classifier.0` are not layers, so the list is explicit.
 _CONTAINERS = (
@@ -50,12 +50,12 @@ _TOGETHER = re.compile(
     r"|relative_(?:attention|position)_bias|qa_outputs)(?=_|$)"
 )
 
-# Names of a module's arrays; the segment before is the module.
+# Names of the arrays of a module; the preceding segment is the module.
 _PARAMETER = r"(?:weight|bias|scale|gamma|beta|kernel|running_mean|running_var|num_batches_tracked)"
 _START = r"(?:^|\.)"
 _END = r"(?=\.|$)"
 
-# The leftmost word decides: `attention.output.dense` is attention, `output.dense` mlp, `feed_forward.key` mlp.
+# The leftmost word decides: `attention.output.dense` is attention, `output.dense` is mlp, `feed_forward.key` is mlp.
 _BLOCK = (
     r"(?P<attention>attn|attention"
     rf"|{_START}att{_END}"
@@ -106,7 +106,8 @@ _MAX_NAME = 1024  # longer names are hostile, and are not matched with regular e
 def layer_of(name: str) -> int | None:
     """Return the index of a tensor's layer within its stack of layers; None for a tensor outside the layers.
 
-    The first number after a word of ``_CONTAINERS`` counts: 2 in ``encoder.block.2.layer.1.layer_norm.weight`` (T5).
+    The index is the first number after a word of ``_CONTAINERS``: 2 in ``encoder.block.2.layer.1.layer_norm.weight``
+    (T5).
     """
     match = _LAYER.search(name) or _LAYER.search(_dotted(name))
     return int(match[1]) if match else None
@@ -126,7 +127,8 @@ def count_layers(names: Iterable[str]) -> int:
 def role_of(name: str) -> str:
     """Return the role of a tensor, one of ``ROLES``.
 
-    Only the part after the layer number counts, so that the name ``embedder`` of a model does not mean an embedding.
+    Only the part after the layer number is matched, so that a model named ``embedder`` does not turn every tensor into
+    an embedding.
     """
     if len(name) > _MAX_NAME:
         return "other"
@@ -141,7 +143,7 @@ def _role_in_layer(name: str) -> str:
 
 
 def _dotted(name: str) -> str:
-    """Return the name of a weight or bias in a Core ML program with dots between its words; empty for other names."""
+    """Return the name of a Core ML program's weight or bias with dots between its words; empty for other names."""
     match = _FLAT.fullmatch(name) if len(name) <= _MAX_NAME else None
     if match is None:
         return ""
@@ -167,7 +169,7 @@ _NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
 
 
 def pattern_of(name: str) -> str:
-    """Return a name with ``*`` for its numbers; it is the same for corresponding tensors of all layers."""
+    """Return a name with ``*`` for its numbers, which is the same for corresponding tensors of all layers."""
     return _NUMBER.sub("*", name)
 
 
@@ -204,12 +206,12 @@ def equal_layers(items: Iterable[Item], name: Callable[[Item], str], key: Callab
 
 
 INPUT_SCALE = ".input_global_scale"
-"""The end of the name of a scale for the inputs of a layer, in folders of compressed-tensors."""
+"""The suffix of the scale for a layer's inputs, in folders of compressed-tensors."""
 
 MERGED = re.compile(
     r"(?P<before>.*\.)(?:(?P<qkv>[qkv]_proj|query|key|value)|(?P<up>gate_proj|up_proj|w1|w3)|(?:down_proj|w2))\.weight"
 )
-"""A pattern for names of matrices that vLLM merges with others, and of down_proj, which it merges in experts."""
+"""A pattern for matrices that vLLM merges with others, and for ``down_proj``, which vLLM merges only among experts."""
 _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
@@ -219,7 +221,7 @@ def without_expert(name: str) -> str:
 
 
 def merged_matrix(name: str) -> str | None:
-    """Return a name of the merged matrix that contains a matrix; None if vLLM does not merge it with others."""
+    """Return a name for the merged matrix that contains a matrix; None if vLLM does not merge it with others."""
     match = MERGED.fullmatch(name)
     if match is None:
         return None

@@ -16,7 +16,7 @@ _SHARES = ("error", "changed", "agreement")
 
 
 def text_of(value: str) -> str:
-    """Return text as HTML; characters that are not printable become escapes."""
+    """Return text escaped for HTML; characters that are not printable are shown as escapes."""
     return escape(printable(value))
 
 
@@ -35,12 +35,14 @@ def report_html(report: Report) -> str:
 
 
 def text_of_lines(lines: Sequence[str]) -> str:
-    """Return lines as HTML."""
+    """Return lines of text as HTML."""
     return "\n".join(map(text_of, lines))
 
 
 def table_html(table: Table, id: str = "", *, sortable: bool = False) -> str:
-    """Return a table as HTML: its columns with heads. Cells of a ``sortable`` table contain their sort keys."""
+    """Return a table as HTML, without the columns whose head is empty. Cells of a ``sortable`` table contain their sort
+    keys.
+    """
     shown = [(index, column) for index, column in enumerate(table.columns) if column.head]
     classes = {index: _class(column) for index, column in shown}
     button = '<button type="button">{}</button>' if sortable else "{}"
@@ -73,7 +75,7 @@ def _cell(value: object, column: Column) -> str:
 
 
 def _sort_key(value: object, sortable: bool) -> str:
-    """Return the attribute with a cell's sort key; empty if cells are sorted by their text."""
+    """Return the HTML attribute with a cell's sort key; empty if the cell's text can be sorted."""
     if not sortable or isinstance(value, str | bool):
         return ""
     if isinstance(value, tuple):

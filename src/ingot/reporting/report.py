@@ -1,7 +1,7 @@
-"""Reports of operations as plain data: figures, tables and lines. Other modules render them.
+"""Reports of operations as plain data: figures (named values), tables, and lines of text. Other modules render them.
 
-The result of an operation is a dataclass whose annotations state the units of its numbers (``size: Bytes``,
-``share: Ratio``). ``figures_of`` and ``table_of`` read the annotations, so that each quantity is named once.
+The result of an operation is a dataclass whose annotations declare the units of its values (``size: Bytes``,
+``share: Ratio``). ``figures_of`` and ``table_of`` read the annotations, so that each quantity is declared once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ingot.errors import printable
 
 Unit = Literal[
     "text",  # one line; None is shown as "none"
-    "texts",  # a list of texts
+    "texts",  # a list of strings
     "shape",
     "flag",
     "count",
@@ -30,10 +30,10 @@ Unit = Literal[
     "cosine",
     "number",
     "error",  # a number; 0 is exact, None is not measured
-    "counts",  # counts by name
+    "counts",  # counts, keyed by name
     "data",  # nested data, only for programs
 ]
-"""The unit or type of a value, which determines its text."""
+"""The unit or type of a value, which determines how it is formatted."""
 
 Bytes = int
 Count = int
@@ -68,7 +68,7 @@ _UNITS: Mapping[str, Unit] = {
 class Figure:
     """A named value of a report.
 
-    The JSON report contains the value if ``data`` is true. The text report contains the value if a ``Line`` names it.
+    If ``data`` is true, the JSON report contains the value. The text report contains it if a ``Line`` refers to it.
     """
 
     name: str
@@ -79,10 +79,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of text after a ``label``: a template with figures as ``{name}``.
+    """A line of the text report: a ``label``, and a template that refers to figures as ``{name}``.
 
-    ``items`` names a figure that is a list: then there is a line for each item, as ``{item}``. A ``copyable`` line is a
-    command that users copy; it is never wrapped or shortened.
+    If ``items`` is the name of a figure that is a list, there is one line per element, which fills ``{item}``. A
+    ``copyable`` line is a command for the user to copy; it is never wrapped or shortened.
     """
 
     template: str
@@ -93,9 +93,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: ``name`` is its key in JSON, ``head`` its title in text; if empty, the column is left out.
+    """A column of a table.
 
-    ``drop`` is the order in which a narrow terminal leaves out columns: 1 first; 0 never.
+    ``name`` is its key in JSON, ``head`` its title in text; without a title, the text report omits the column. If a
+    terminal is too narrow, columns are omitted in the order of ``drop``, from 1 on; a column with 0 is never omitted.
     """
 
     name: str
@@ -108,8 +109,8 @@ class Column:
 class Table:
     """Rows of values.
 
-    ``data`` and ``shown`` are whether JSON and text contain the table. ``after`` is a line of text after the table. If
-    a report consists of one table without a name, its JSON is a list.
+    ``data`` says whether JSON contains the table, and ``shown`` whether the text does. ``after`` is a line of text
+    after the table. If a report consists of one table without a name, its JSON is a list.
     """
 
     name: str
@@ -132,7 +133,7 @@ class Report:
 
 
 def figures_of(report: Any, *computed: str) -> list[Figure]:
-    """Return the fields of a dataclass, and its properties ``computed``, as figures."""
+    """Return the fields of a dataclass as figures, and its properties with the names ``computed``."""
     units = {item.name: unit_of(item.type) for item in fields(report)}
     for name in computed:
         units[name] = unit_of(getattr(type(report), name).fget.__annotations__.get("return", ""))
@@ -140,12 +141,12 @@ def figures_of(report: Any, *computed: str) -> list[Figure]:
 
 
 def data_of(item: Any) -> dict[str, Any]:
-    """Return the values of a dataclass by name, for JSON that nests it in another object."""
+    """Return the values of a dataclass, keyed by name, for nesting it in another JSON object."""
     return {figure.name: figure.value for figure in figures_of(item)}
 
 
 def table_of(name: str, items: Iterable[Any], cls: type[Any], heads: Mapping[str, str] | None = None) -> Table:
-    """Return objects of a dataclass as a table with a column for each field; ``heads`` are the titles of columns."""
+    """Return dataclass objects as a table with a column for each field; ``heads`` maps fields to titles of columns."""
     heads = heads or {}
     columns = [Column(item.name, unit_of(item.type), heads.get(item.name, "")) for item in fields(cls)]
     rows = [[getattr(item, column.name) for column in columns] for item in items]
@@ -153,12 +154,12 @@ def table_of(name: str, items: Iterable[Any], cls: type[Any], heads: Mapping[str
 
 
 def unit_of(annotation: Any) -> Unit:
-    """Return the unit of values with an annotation; ``data`` for all annotations that are not in ``_UNITS``."""
+    """Return the unit that an annotation declares; ``data`` for annotations that are not in ``_UNITS``."""
     return _UNITS.get(str(annotation).removesuffix(" | None"), "data")
 
 
 class Measured(Protocol):
-    """A tensor of a report; ``error`` is the result of ``ErrorStats.summary``, None if no value changed."""
+    """A tensor of a report; ``error`` has the values of ``ErrorStats.summary``, or is None if no value changed."""
 
     @property
     def name(self) -> str: ...
@@ -170,13 +171,17 @@ T = TypeVar("T", bound=Measured)
 
 
 def worst_of(tensors: Iterable[T]) -> T | None:
-    """Return the tensor with the lowest signal-to-noise ratio; None if no value changed."""
+    """Return the tensor with the lowest signal-to-noise ratio; None if no tensor has an error."""
     lossy = [tensor for tensor in tensors if tensor.error]
     return min(lossy, key=lambda tensor: (tensor.error or {})["snr_db"], default=None)
 
 
 def loss(tensors: Iterable[Measured], exact: str | None) -> tuple[list[Figure], Sequence[Line]]:
-    """Return figures and lines about errors: the text ``exact`` if it is given, else the worst tensor if any."""
+    """Return figures and lines about errors.
+
+    If ``exact`` is set, it is their only text; otherwise they describe the tensor with the lowest
+    signal-to-noise ratio, if values changed.
+    """
     if exact is not None:
         return [], [Line(exact, "exact")]
     worst = worst_of(tensors)
@@ -199,16 +204,16 @@ _LINES = (
 
 
 LEFT_ALIGNED: tuple[Unit, ...] = ("text", "texts", "shape", "flag")
-"""Units that tables align to the left; all others are numbers, aligned to the right."""
+"""Units that tables align to the left; values of other units are numbers, which are aligned to the right."""
 
 
 def count_text(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: ``1 tensor``, ``2 tensors``; ``plural`` is for nouns without a regular plural."""
+    """Return a count with its noun, such as ``1 tensor`` or ``2 tensors``; ``plural`` is for irregular plurals."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format a figure to ``digits`` significant digits."""
+    """Format a number to ``digits`` significant digits."""
     return f"{value:.{digits}g}"
 
 
@@ -218,7 +223,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def size_text(count: int) -> str:
-    """Format a number of bytes with a unit."""
+    """Format a number of bytes with a unit, such as ``MiB``."""
     return format_size(count)
 
 
@@ -237,14 +242,14 @@ def format_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> Iterat
 
 
 def cell(value: Any, column: Column) -> str:
-    """Return the text of a value in a table; empty for None, except for an error that was not measured."""
+    """Return the text of a value in a table; for None it is empty, or says that an error was not measured."""
     if value is None and column.unit != "error":
         return ""
     return _CELLS.get(column.unit, lambda value: text_of(value, column.unit))(value)
 
 
 def text_of(value: Any, unit: Unit) -> str:
-    """Return the text of a value."""
+    """Return a value as text, formatted for its unit."""
     if value is None:
         return "-" if unit == "error" else "none"
     return _TEXTS.get(unit, _plain_text)(value)

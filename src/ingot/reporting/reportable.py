@@ -1,6 +1,6 @@
 """Results of operations that have a report.
 
-This is a module of its own because ``reporting.html`` imports ``reporting.report``.
+They are in a separate module because ``reporting.html`` imports ``reporting.report``.
 """
 
 from __future__ import annotations

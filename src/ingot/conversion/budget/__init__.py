@@ -1,1 +1,1 @@
-"""Choose the types of all tensors for a size, or for an error limit."""
+"""The search of a recipe for a budget: a limit of the size, or of the divergence."""

@@ -1,4 +1,7 @@
-"""The choices of a budget: groups of tensors that share one type, and the effect of each type in the target format."""
+"""The options of a budget search: groups of tensors that share one type, and the effect of each type.
+
+A type is what a budget chooses among (``--types``): a preset or recipe that stores each tensor in a certain way.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ KEEP = "as stored"
 
 
 class Planned(Protocol):
-    """A planned conversion that has not started; ``weights`` is the view of its source that quantizers read."""
+    """A planned conversion that has not been executed; ``weights`` is the view of its source that quantizers read."""
 
     @property
     def source(self) -> Source: ...
@@ -48,10 +51,11 @@ class Planned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The effect of a type: bytes and choices (None: unchanged) by names of the result, and bytes of overhead.
+    """The effect of a type on the result, from its plan.
 
-    ``overhead`` are the bytes outside of tensors (headers, padding) if all tensors are unchanged. If the type needs
-    more overhead, ``nbytes`` of the changed tensors contain it in equal shares.
+    ``nbytes`` and ``choices`` are keyed by the names of the result's tensors; a choice of None means that the tensor is
+    unchanged. ``overhead`` is the number of bytes outside of tensors (headers, padding) if all tensors are unchanged.
+    If the type needs more overhead, ``nbytes`` of the changed tensors include it in equal shares.
     """
 
     label: str
@@ -62,7 +66,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class StorageOption:
-    """A type for a group: its label, the choice for each tensor, and their bytes in total."""
+    """A type as one option for a group: its label, the choice for each tensor, and the total size in bytes."""
 
     label: str
     choices: tuple[Choice | None, ...]
@@ -71,7 +75,10 @@ class StorageOption:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors of the result that must have the same type, their numbers of elements, and the types to choose among."""
+    """Tensors of the result that must have the same type, and the types to choose among.
+
+    ``sizes`` are the numbers of elements of the tensors.
+    """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -79,13 +86,16 @@ class Group:
 
 
 def unit_of(name: str) -> str:
-    """Return the name of a tensor's unit of measurement: a pattern for the experts of a layer, else the tensor."""
+    """Return the name of the unit in which a tensor is measured.
+
+    All experts of a layer are one unit, whose name is a pattern; any other tensor is a unit.
+    """
     return without_expert(name)
 
 
 @dataclass(slots=True)
 class Unit:
-    """Tensors that are measured together: their number of elements in total, and their choices by text."""
+    """Tensors that are measured together: names, total number of elements, and choices, keyed by their text."""
 
     names: list[str] = field(default_factory=list)
     size: int = 0
@@ -93,7 +103,7 @@ class Unit:
 
 
 def units_of(groups: Sequence[Group]) -> dict[str, Unit]:
-    """Return the units of measurement by name."""
+    """Return the units of measurement of the groups' tensors, keyed by name."""
     units: dict[str, Unit] = {}
     for group in groups:
         for index, (name, size) in enumerate(zip(group.names, group.sizes, strict=True)):
@@ -108,8 +118,10 @@ def units_of(groups: Sequence[Group]) -> dict[str, Unit]:
 
 
 def origins_of(planned: Planned) -> dict[str, list[str]]:
-    """Return for each tensor of the result the names in ``weights`` of the tensors from which it is computed, if they
-    can be determined."""
+    """Return, for each tensor of the result, the names in ``weights`` of the tensors from which it is computed.
+
+    Tensors for which they cannot be determined are missing.
+    """
     weights = planned.weights
     names = [step.tensor.name for step in planned.plan.steps]
     origins = {name: [name] for name in names if name in weights}
@@ -125,7 +137,7 @@ def origins_of(planned: Planned) -> dict[str, list[str]]:
 def survey_type(
     label: str, recipe: Recipe, planned: Planned, origins: Mapping[str, Sequence[str]], unchanged: ConvertPlan
 ) -> Survey:
-    """Return the effect of a type by its plan; ``unchanged`` is the plan without any change of types."""
+    """Return the effect of a type, given its plan and the plan ``unchanged`` in which all tensors keep their types."""
     steps = planned.plan.steps
     unchanged_steps = {step.tensor.name: step for step in unchanged.steps}
     result_layers = layers_of(planned.checkpoint)
@@ -156,7 +168,7 @@ def survey_type(
 
 
 def groups_of(planned: Planned, surveys: Sequence[Survey]) -> list[Group]:
-    """Return the groups that at least one type changes; the first of ``surveys`` is that of unchanged tensors."""
+    """Return the groups that at least one type changes; the first of ``surveys`` must be that of unchanged tensors."""
     sizes = {step.tensor.name: step.tensor.size for step in planned.plan.steps}
     names_by_group: dict[str, list[str]] = {}
     shared = dict(_shared_groups(planned, list(sizes)))
@@ -170,7 +182,7 @@ def groups_of(planned: Planned, surveys: Sequence[Survey]) -> list[Group]:
 
 
 def _storage_options(names: Sequence[str], surveys: Sequence[Survey]) -> Iterator[StorageOption]:
-    """Yield the different types of a group, first that of unchanged tensors."""
+    """Yield the different options of a group; the first is that of unchanged tensors."""
     seen: set[str] = set()
     for index, survey in enumerate(surveys):
         choices = tuple(survey.choices[name] for name in names)
@@ -180,7 +192,7 @@ def _storage_options(names: Sequence[str], surveys: Sequence[Survey]) -> Iterato
 
 
 def _shared_groups(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and group of each tensor whose type other tensors must share: merged matrices, experts, tied heads."""
+    """Yield the name and group of each tensor that must share its type: in merged matrices, experts and tied heads."""
     fuses = _fuses(planned.plan.format)
     for name in names:
         match = MERGED.fullmatch(name) if fuses else None
@@ -201,20 +213,23 @@ def _shared_groups(planned: Planned, names: Sequence[str]) -> Iterator[tuple[str
 
 
 def _fuses(format: Format) -> bool:
-    """Return whether runtimes that read the format multiply by several matrices as one."""
+    """Return whether runtimes that read the format merge several matrices into one."""
     return bool(format.traits.config_keys) and not format.traits.one_head
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeBuilder:
-    """Builds recipes with a given name from a pick for each group; ``origins`` are those of ``origins_of``."""
+    """Builds recipes from the picks of a search.
+
+    A pick is the index of an option of each group. ``origins`` is the result of ``origins_of``.
+    """
 
     name: str
     groups: Sequence[Group]
     origins: Mapping[str, Sequence[str]]
 
     def recipe(self, picks: Sequence[int]) -> tuple[Recipe, str]:
-        """Return a recipe and its TOML text, with a rule for each choice; ``picks`` are indices of group options."""
+        """Return the recipe for ``picks``, with a rule for each choice, and the recipe as TOML text."""
         rules: dict[str, dict[str, Any]] = {}
         for group, pick in zip(self.groups, picks, strict=True):
             option = group.options[pick]
@@ -228,7 +243,7 @@ class RecipeBuilder:
 
 
 def _pattern(name: str) -> str:
-    """Return the pattern of a rule for a tensor; the experts of a layer, which share a type, have one pattern."""
+    """Return the pattern of a tensor's rule; the experts of a layer share a type, and therefore a pattern."""
     return exactly(name) if unit_of(name) == name or exactly(name) != name else unit_of(name)
 
 
@@ -248,13 +263,16 @@ _POINTS = 12
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The largest size of all weight files in bytes, None if the limit is a divergence, and the number of elements."""
+    """The limit of a search.
+
+    It has the maximum size of all weight files in bytes (None if the limit is a divergence) and the number of elements.
+    """
 
     size: int | None
     elements: int
 
     def bits(self, size: float) -> float:
-        """Return bits per weight for a size in bytes."""
+        """Return a size in bytes as bits per weight."""
         return 8 * size / self.elements
 
 
@@ -265,7 +283,7 @@ def types_of(
     allocation: Allocation,
     target: Target,
 ) -> list[TypeReport]:
-    """Return size and loss for each type if all tensors had it, and the number of tensors that were given it."""
+    """Return a report on each type: size and loss if all tensors had it, and the number of tensors that got it."""
     chosen = [group.options[pick].label for group, pick in zip(groups, allocation.picks, strict=True)]
     reports = []
     for survey in surveys:
@@ -283,7 +301,7 @@ def types_of(
 def points_of(
     groups: Sequence[Group], costs: Sequence[Sequence[float]], allocation: Allocation, size: int, target: Target
 ) -> list[PointReport]:
-    """Return evenly spaced points of the frontier of size and loss, with the chosen point among them."""
+    """Return evenly spaced points of the frontier of size and loss, and the point of the chosen recipe."""
     sizes, losses = frontier(costs, [[option.nbytes for option in group.options] for group in groups])
     overhead = size - int(allocation.size)
     indices = sorted({round(index * (len(sizes) - 1) / (_POINTS - 1)) for index in range(_POINTS)})
@@ -296,7 +314,7 @@ def points_of(
 
 
 def group_report(group: Group, costs: Sequence[float], pick: int) -> GroupReport:
-    """Return the report of a group: its picked type, and the bytes and loss of every type."""
+    """Return the report of a group: its chosen type, and the bytes and loss of every type."""
     picked = group.options[pick]
     candidates = {option.label: (option.nbytes, cost) for option, cost in zip(group.options, costs, strict=True)}
     return GroupReport(group.names, picked.label, picked.nbytes, costs[pick], candidates)

@@ -1,6 +1,7 @@
-"""Measure the divergence of a converted model from its source, and search a recipe below a limit.
+"""Measurement of the divergence of a converted model from its source, and search of a recipe below a limit.
 
-The estimated loss orders recipes and scales with their differences. Measuring a few recipes calibrates it in nats.
+The estimated loss puts recipes into an order, but its absolute value is inaccurate. The divergence of a few recipes is
+measured, and relates the estimate to nats per token.
 """
 
 from __future__ import annotations
@@ -20,39 +21,41 @@ from ingot.stores.location import Location
 from ingot.stores.temporary import temporary_folder
 
 STEPS = 6
-"""The largest number of recipes that are measured for one limit."""
+"""The maximum number of recipes that are measured for one limit."""
 
-# The share of the limit that solutions aim at, and the share above which a solution is good enough.
+# Solutions aim at the first share of the limit; above the second share, a solution is good enough.
 _AIM = 0.97
 _CLOSE = 0.92
-# The largest factor between the estimates of two consecutive solutions, because extrapolation is inaccurate.
+# The maximum factor between the estimates of two consecutive solutions, because extrapolation is inaccurate.
 _MAX_FACTOR = 16.0
-# The factor by which the next aim is lowered after each recipe in a row above the limit.
+# The factor that lowers the next estimate for each consecutive recipe above the limit.
 _LOWER = 0.8
 
-# ``ingot.runtime`` imports this package, so that it is imported by name on first use.
+# Imported by name on first use, because ``ingot.runtime`` imports this package.
 _DIVERGENCE: Registry[Any] = Registry("divergence", (("model", "ingot.runtime.evaluation.divergence:Divergence"),))
 
 
 class Kl(NamedTuple):
-    """Mean KL(source || result) in nats a token, and its 95 % bootstrap interval over windows if there are enough."""
+    """Mean KL(source || result) in nats per token, and its 95 % bootstrap interval, None for few windows."""
 
     mean: float
     interval: Interval | None = None
 
 
 class Divergence(Protocol):
-    """A measurement of models against one source, always on the same windows; ``over`` describes the windows."""
+    """A function that measures models against one source, always on the same windows, which ``over`` describes."""
 
     @property
     def over(self) -> str: ...
 
     def __call__(self, path: str, *, alone: bool) -> Kl:
-        """Return the divergence of the model at ``path``; ``alone`` if it is a file without a folder."""
+        """Return the divergence of the model at ``path``; ``alone`` means that it is a weight file without a model
+        folder.
+        """
 
 
 class Trial:
-    """A measurement of conversions: it converts into a temporary folder, measures the result and deletes it.
+    """A function that converts into a temporary folder, measures the divergence of the result, and deletes it.
 
     Raises
     ------
@@ -101,16 +104,17 @@ class Step:
 def search(
     limit: float, solve: Callable[[float], Allocation], measure: Callable[[Allocation], Kl]
 ) -> tuple[Step | None, list[Step]]:
-    """Search the smallest allocation whose divergence is at most ``limit``.
+    """Search the smallest allocation whose measured divergence is at most ``limit``.
 
-    The first bound of the estimated loss is the limit. Each further bound follows from the measurements: by a factor
-    from one measurement, or by a line through the logarithms of two measurements on both sides of the limit. If no
-    measurement was below the limit, the last of ``STEPS`` is the allocation with the least loss.
+    The search solves for a bound of the estimated loss and measures the result. The first bound is the limit. Each
+    further bound follows from the measurements: it is scaled by the ratio of limit and divergence, or interpolated (in
+    logarithms) between two measurements on both sides of the limit. If no measurement was below the limit, the last of
+    ``STEPS`` is the allocation with the least loss.
 
     Parameters
     ----------
     limit : float
-        Nats a token.
+        The maximum divergence in nats per token.
     solve : callable
         Returns the smallest allocation whose estimated loss is at most a bound; it must have a solution for 0.
     measure : callable
@@ -137,7 +141,7 @@ def search(
 
 
 def _next_bound(limit: float, steps: list[Step], best: Step | None) -> float:
-    """Return the bound of the estimated loss for the next allocation."""
+    """Return the bound of the estimated loss for which the next allocation is solved."""
     above = [step for step in steps if not step.holds(limit)]
     if best is None:
         if len(steps) == STEPS - 1:
@@ -154,8 +158,10 @@ def _next_bound(limit: float, steps: list[Step], best: Step | None) -> float:
 
 
 def _factor(limit: float, step: Step) -> float:
-    """Return the factor for the bound of the estimated loss: the required change of the divergence, with a small margin
-    below the limit."""
+    """Return the factor by which the bound of the estimated loss changes.
+
+    It is the ratio of the limit, less a small margin, to the measured divergence, within ``_MAX_FACTOR``.
+    """
     kl = step.kl.mean
     if not isfinite(kl):
         return 1 / _MAX_FACTOR

@@ -31,7 +31,8 @@ _TABLES = ("types", "points", "steps", "groups")
 class TypeReport:
     """One type: size of all weight files in bytes, bits per weight and estimated loss if every tensor had it.
 
-    ``chosen`` is the number of tensors that were given the type. A tensor that cannot have the type stays unchanged.
+    ``chosen`` is the number of tensors that have the type in the chosen recipe. A tensor that cannot have the type
+    stays unchanged.
     """
 
     type: str
@@ -43,7 +44,7 @@ class TypeReport:
 
 @dataclass(frozen=True, slots=True)
 class PointReport:
-    """A point of the frontier of size and estimated loss; ``chosen`` marks the point of the chosen recipe."""
+    """A point of the frontier of size and estimated loss; ``chosen`` is true for the point of the chosen recipe."""
 
     size: Bytes
     bits_per_weight: Bits
@@ -55,7 +56,7 @@ class PointReport:
 class StepReport:
     """A measured recipe: its size in bytes, the estimated loss, and KL(source || result) with its 95 % interval.
 
-    ``chosen`` marks the chosen recipe.
+    ``chosen`` is true for the chosen recipe.
     """
 
     size: Bytes
@@ -69,7 +70,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """Tensors that share one type; ``candidates`` are the bytes and the estimated loss of every type."""
+    """Tensors that share one type; ``candidates`` has the size in bytes and the estimated loss of every type."""
 
     tensors: Texts
     type: str
@@ -87,19 +88,19 @@ class BudgetReport:
     target : int or None
         The largest allowed size in bytes.
     max_kl : float or None
-        The largest allowed divergence in nats a token.
+        The largest allowed divergence in nats per token.
     size : int
         The exact size of all weight files in bytes.
     loss : float
-        The estimated loss of all tensors: nats a token if ``absolute``, else a mean relative squared error.
+        The estimated loss of all tensors: nats per token if ``absolute``, else a mean relative squared error.
     lower_bound : float
-        A lower bound of the estimated loss of all recipes with these types.
+        A lower bound of the estimated loss that any recipe with these types can have.
     kl : float or None
-        The measured divergence in nats a token; ``over`` describes the tokens.
+        The measured divergence in nats per token; ``over`` describes the tokens.
     measured : mapping of str to int
-        The number of matrices by the statistics that weighted their errors.
+        For each type of statistics, the number of matrices whose errors it weighted.
     recipe, text : str
-        The file that the recipe was written to, empty if none, and its text.
+        The file to which the recipe was written (empty if none), and its text.
     steps : sequence of StepReport
         All measured recipes.
     """
@@ -122,7 +123,7 @@ class BudgetReport:
     groups: Sequence[GroupReport]
 
     def around(self, report: Report) -> Report:
-        """Return a report of the conversion with the figures and tables of the budget added."""
+        """Return the report of the conversion with the figures and tables of the budget search added."""
         tables = [table_of("", self.types, TypeReport, _TYPES), table_of("", self.points, PointReport, _POINTS)]
         if self.steps:
             tables.append(table_of("", self.steps, StepReport, _STEPS))

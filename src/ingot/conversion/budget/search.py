@@ -1,6 +1,6 @@
-"""Budget search: choose a type for each tensor so that a model of a given size has the least loss, or so that a model
-below a given divergence is smallest (``spec/budgets.md``).
+"""Budget search: choose a type for each tensor within a limit (``spec/budgets.md``).
 
+A limit of the size gives the model with the least estimated loss; a limit of the divergence gives the smallest model.
 The result is an ordinary recipe.
 """
 
@@ -70,15 +70,15 @@ def resolve_budget(
     prepare, convert : callable
         Functions that plan and execute a conversion.
     publish : bool
-        Write the recipe beside the result by default; if false, only to ``recipe_out``.
+        Whether the recipe is written next to the result by default; if false, it is only written to ``recipe_out``.
 
     Raises
     ------
     UsageError
-        ``convert.budget``: no recipe of these types keeps within the budget (the message names the smallest), or
-        options contradict each other; ``target.exists``: the recipe's file exists; the errors of ``recipes_of_type``.
+        ``convert.budget``: no recipe of these types meets the budget (the message names the smallest), or options
+        contradict each other; ``target.exists``: the recipe's file exists; the errors of ``recipes_of_type``.
     UnsupportedError
-        ``convert.unsupported``: the format carries none of the types; ``generate.no-head``: a divergence needs a
+        ``convert.unsupported``: the format supports none of the types; ``generate.no-head``: a divergence needs a
         language model.
     """
     _check(options)
@@ -182,7 +182,9 @@ class _Search:
         self._trial = Trial(options, convert) if measures_kl else None
 
     def run(self) -> tuple[ConvertOptions, BudgetReport]:
-        """Measure the types, choose among them, check the size by a plan, and write the recipe."""
+        """Measure the types, choose among them, check the size by a plan, and write the recipe; return options and
+        report.
+        """
         with self._planned(_KEEP) as unchanged:
             elements = max(sum(step.tensor.size for step in unchanged.plan.steps), 1)
             target = Target(_target_bytes(self._options, elements), elements)
@@ -234,7 +236,7 @@ class _Search:
         return replace(self._options_with(recipe), strict_recipe=self._options.strict_recipe), report
 
     def _options_with(self, recipe: Recipe) -> ConvertOptions:
-        """Return the options of the conversion by a recipe, with the statistics that it needs."""
+        """Return the options of a conversion by ``recipe``, with the statistics that the recipe needs."""
         calibration = None
         if any(isinstance(rule.choice, Choice) and rule.choice.quantizer is not None for rule in recipe.rules):
             calibration = self._statistics or self._options.calibration
@@ -272,9 +274,9 @@ class _Search:
         return self._prepare(replace(self._plain, recipe=recipe))
 
     def _surveys(self, unchanged: Planned, origins: Mapping[str, Sequence[str]]) -> list[Survey]:
-        """Return the effect of each type, first that of unchanged tensors.
+        """Return the effect of each type, starting with that of unchanged tensors.
 
-        Default types that the format does not carry are left out; a type of ``--types`` raises an error then.
+        A default type that the format does not support is left out; a type of ``--types`` raises an error instead.
         """
         surveys = [survey_type(KEEP, _KEEP, unchanged, origins, unchanged.plan)]
         requested = _requested_types(self._options)
@@ -296,7 +298,7 @@ class _Search:
     def _measure(
         self, unchanged: Planned, groups: Sequence[Group], origins: Mapping[str, Sequence[str]]
     ) -> dict[str, Losses]:
-        """Return the losses of each unit of measurement, in the order of its choices."""
+        """Return the losses of each unit of measurement; its choices keep their order."""
         units = units_of(groups)
         calibrated = any(choice.quantizer for unit in units.values() for choice in unit.choices.values())
         progress = Progress(sum(unit.size for unit in units.values()), self._options.progress)
@@ -318,7 +320,9 @@ class _Search:
 
     @contextmanager
     def _opened_statistics(self, weights: Checkpoint, *, calibrated: bool) -> Iterator[Statistics | None]:
-        """Open the statistics of the options; without these, calibrate the model if types need statistics."""
+        """Return a context with the options' statistics; if there are none and types need them, those of a new
+        calibration.
+        """
         calibration = self._options.calibration
         if isinstance(calibration, Statistics):
             yield calibration
@@ -343,8 +347,8 @@ class _Search:
     ) -> tuple[Allocation, int]:
         """Return the allocation with the least loss whose files fit into the target, and their exact size in bytes.
 
-        ``overhead`` are the bytes outside of the groups. They depend on the allocation, so that the plan of each
-        allocation corrects them.
+        ``overhead`` is an estimate of the bytes outside of the groups. They depend on the allocation, and are corrected
+        by the plan of each allocation.
         """
         sizes = [[option.nbytes for option in group.options] for group in builder.groups]
         min_bytes = sum(map(min, sizes))
@@ -394,7 +398,7 @@ def _requested_types(options: ConvertOptions) -> list[str]:
 def _with_costs(
     groups: Sequence[Group], losses_by_unit: Mapping[str, Losses], measure: Measure
 ) -> tuple[list[Group], list[list[float]]]:
-    """Return the groups without the options that a codec refuses, and the cost of each remaining option."""
+    """Return the groups without options that a codec refuses, and the cost of each remaining option."""
     loss_of = {
         (name, text): loss
         for name, unit in units_of(groups).items()

@@ -1,9 +1,9 @@
-"""The loss of a model if a matrix is stored by a choice: the error of its values, weighted by statistics of the matrix.
+"""The loss of a model if a matrix is stored by a choice: the matrix's error, weighted with its statistics.
 
 W is the matrix, D its error, A the second moment of its inputs and G that of its output gradients
 (``model.statistics``). The loss depends on the available statistics:
 
-- Both factors: half of ``tr(G D A D^T)`` is the divergence of the model's outputs in nats a token, to second order
+- Both factors: half of ``tr(G D A D^T)`` is the divergence of the model's outputs in nats per token, to second order
   ("YAQA", arXiv 2505.22988). It is absolute and adds up over matrices.
 - A head: its outputs are the vocabulary. Half of ``tr(D A D^T)`` per row would be the divergence if all next tokens
   were equally likely; a quarter of that is used.
@@ -12,8 +12,8 @@ W is the matrix, D its error, A the second moment of its inputs and G that of it
 - Inputs alone: the relative squared error of the outputs, ``tr(D A D^T) / tr(W A W^T)``.
 - No statistics: the relative squared error of the weights, ``|D|^2 / |W|^2``, times their number.
 
-A coefficient makes relative errors comparable to divergences. It is the geometric mean, over the matrices with both,
-of their ratio for white noise with the norm of the matrix.
+To make relative errors comparable to divergences, they are multiplied by a coefficient: the ratio of both for white
+noise with the norm of the matrix, as a geometric mean over the matrices that have both.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from ingot.recipes.choice import Choice
 
 # The number of experts of a stack that are measured.
 _EXPERTS = 4
-# The number of weights of a sample for quantizers, which take thousands of operations for each weight.
+# The number of weights in a sample for quantizers, which need thousands of operations per weight.
 _QUANTIZER_SAMPLE = 1 << 18
-# The share of the error per row that counts. It is small for a head, because only a few next tokens are likely.
-# Measured on one model each.
+# The divergence as a share of the error per row. It is small for a head, because only a few next tokens are likely.
+# Each share was measured on one model.
 _SHARES: Mapping[str, float] = {"head": 0.25, "embedding": 1.0}
 
 
 class Loss(NamedTuple):
-    """The loss of a matrix for one choice, by each measure; None if the statistics for a measure are missing.
+    """The loss of a matrix for one choice, in several measures; None for measures that need missing statistics.
 
-    ``weights`` and ``outputs`` are relative squared errors, the first times the number of weights. ``divergence`` is in
-    nats a token.
+    ``weights`` and ``outputs`` are relative squared errors; that of the weights is multiplied by their number.
+    ``divergence`` is in nats per token.
     """
 
     weights: float
@@ -60,7 +60,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The loss of a matrix for each choice, None if the codec refuses its values, and the loss for white noise.
+    """The losses of a matrix: for each choice (None if the codec refuses the values), and for white noise.
 
     The noise has the norm of the matrix.
     """
@@ -73,9 +73,9 @@ class Losses:
 class _Sample:
     """Rows of a matrix that are measured.
 
-    ``rows`` are f32, ``values`` the same in the dtype of the tensor. ``indices`` are the indices of the rows in the
-    matrix, None if they are parts of rows; ``count`` is the number of rows of the matrix. ``share``: the
-    share of the error per row that is the divergence, if the matrix is an embedding or a head with A.
+    ``rows`` has their values in f32, ``values`` in the dtype of the tensor. ``indices`` are the rows' indices in the
+    matrix; None if the sample has parts of rows. ``count`` is the number of rows of the matrix. For an embedding or a
+    head with input statistics, ``share`` is the divergence as a share of the error per row.
     """
 
     rows: Array
@@ -92,7 +92,7 @@ def losses(tensors: Sequence[Tensor], size: int, statistics: Statistics | None, 
     Parameters
     ----------
     tensors : sequence of Tensor
-        The matrix under its name in the statistics; several tensors if experts become one tensor.
+        The matrix, with its name in the statistics; several tensors if experts are stored as one tensor.
     size : int
         The number of weights of all tensors.
     statistics : Statistics, optional
@@ -109,14 +109,14 @@ def losses(tensors: Sequence[Tensor], size: int, statistics: Statistics | None, 
 
 
 def _spread(count: int, max_count: int) -> list[int]:
-    """Return at most ``max_count`` indices below ``count``, evenly spaced, with the first and the last."""
+    """Return at most ``max_count`` indices below ``count``, evenly spaced, including the first and the last."""
     return sorted(set(np.linspace(0, count - 1, min(count, max_count)).astype(int).tolist()))
 
 
 def _combine(sample_losses: Sequence[Loss | None], scale: float, size: int) -> Loss | None:
-    """Return the loss of all samples: the mean of errors, and the sum of divergences times ``scale``.
+    """Return the loss of a unit from those of its samples: means of errors, and the sum of divergences times ``scale``.
 
-    None if the codec refuses a sample. ``scale`` is the number of weights over that of the sampled matrices.
+    None if the codec refuses a sample. ``scale`` is the number of all weights divided by that of the sampled matrices.
     """
     measured = [loss for loss in sample_losses if loss is not None]
     if len(measured) < len(sample_losses):
@@ -131,7 +131,7 @@ def _combine(sample_losses: Sequence[Loss | None], scale: float, size: int) -> L
 
 
 def _samples(tensor: Tensor, statistics: Statistics | None, max_elements: int) -> Iterator[_Sample]:
-    """Yield a sample of a tensor, or of several experts if the statistics have them separately."""
+    """Yield a sample of a tensor, or samples of several experts if the statistics have separate matrices for them."""
     lead = tensor.shape[:-2]
     if statistics is not None and lead and statistics.for_matrix(f"{tensor.name}:expert.0") is not None:
         for expert in _spread(prod(lead), _EXPERTS):
@@ -158,7 +158,7 @@ def _sample(
 
 
 def _losses(tensor: Tensor, sample: _Sample, choices: Sequence[Choice]) -> list[Loss | None]:
-    """Return the losses of a sample for each choice, and last the loss for noise."""
+    """Return the losses of a sample for each choice, followed by the loss for white noise."""
     rows = sample.rows
     if not np.isfinite(rows).all():
         return [*(Loss(0.0, 0.0, 0.0) if _exact(choice) else None for choice in choices), Loss(0.0)]
@@ -193,7 +193,7 @@ def _noise(sample: _Sample, factors: Factors | None, norms: tuple[float, float])
 
 
 def _nats(squared_error: float, sample: _Sample, factors: Factors) -> float:
-    """Return the divergence in nats a token for a squared error that the factors have weighted."""
+    """Return the divergence in nats per token for a squared error that is weighted with the factors."""
     per_row = factors.scale / 2 * max(squared_error, 0.0) / len(sample.rows)
     share = sample.share
     return per_row * (share if factors.outputs is None and share is not None else sample.count)
@@ -221,7 +221,7 @@ def _exact(choice: Choice) -> bool:
 
 
 def _stored(tensor: Tensor, sample: _Sample, choice: Choice, factors: Factors | None) -> Array:
-    """Return the decoded values, f32, of the sample's rows stored by a choice."""
+    """Return the sample's rows after they are stored by a choice and decoded, in f32."""
     if choice.quantizer is None:
         return stored_rows(tensor, choice, sample.values)
     quantizer = parse_quantizer(choice.quantizer, choice.codec, choice.options)
@@ -238,10 +238,9 @@ def _output_squares(rows: Array, factors: Factors) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The cost of losses: coefficients for relative errors of weights and of outputs.
+    """Conversion of losses to comparable costs: coefficients for relative errors of weights and of outputs.
 
-    Costs are in nats a token if ``absolute``. ``by`` is the number of matrices by the statistics that they were
-    measured with.
+    Costs are in nats per token if ``absolute``. ``by`` has the number of matrices for each type of statistics.
     """
 
     weights: float
@@ -250,7 +249,7 @@ class Measure:
     by: Mapping[str, int]
 
     def cost(self, loss: Loss) -> float:
-        """Return the cost of a loss, by the best measure that it has."""
+        """Return the cost of a loss, computed from its best measure: divergence, outputs, or weights."""
         if loss.divergence is not None:
             return loss.divergence
         return self.weights * loss.weights if loss.outputs is None else self.outputs * loss.outputs
@@ -262,7 +261,7 @@ NOTHING = "weights alone"
 
 
 def measure_of(losses_by_unit: Mapping[str, Losses], sizes: Mapping[str, int]) -> Measure:
-    """Return the coefficients that make losses comparable; ``sizes`` are the numbers of weights by name.
+    """Return the coefficients that make losses comparable; ``sizes`` has the number of weights of each unit.
 
     If no matrix has a divergence, the sum of all costs is a mean of relative squared errors.
     """
@@ -282,6 +281,6 @@ def measure_of(losses_by_unit: Mapping[str, Losses], sizes: Mapping[str, int]) -
 
 
 def _mean_ratio(pairs: Sequence[tuple[float | None, float | None]]) -> float:
-    """Return the geometric mean of the ratios of pairs without None and 0; 1 if there are none."""
+    """Return the geometric mean of the pairs' ratios, ignoring pairs with None or 0; 1 if there are no others."""
     ratios = [log(numerator / denominator) for numerator, denominator in pairs if numerator and denominator]
     return exp(sum(ratios) / len(ratios)) if ratios else 1.0

@@ -1,4 +1,4 @@
-"""Write one layer of a checkpoint as a Core ML package (``spec/coreml.md``, "Writing")."""
+"""Writing of one layer of a checkpoint as a Core ML package (``spec/coreml.md``, "Writing")."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def extract_layer(options: LayerOptions) -> LayerReport:
 
     The weight keeps its codec if the opset has an operation for it, else it is written as f16. The bias is the tensor
     with ``.bias`` instead of ``.weight`` in its name, if there is one. Input ``x`` and output ``y`` are f16 arrays with
-    a batch size of 1. The input of a convolution has 32 elements along each dimension, or the kernel's number if that
-    is larger; its stride is 1, without padding.
+    a batch size of 1. The input of a convolution has 32 elements along each spatial dimension, or the size of a
+    larger kernel; the convolution has stride 1 and no padding.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def extract_layer(options: LayerOptions) -> LayerReport:
 
 
 def _tensors(source: Checkpoint, name: str) -> tuple[Tensor, Tensor | None]:
-    """Return the weight with a name and its bias; raise ``tensor.unknown`` or ``coreml.layer``."""
+    """Return the weight ``name`` and its bias, if any; raise ``tensor.unknown`` or ``coreml.layer``."""
     if name not in source:
         raise source.no_tensor(name)
     weight = source[name]

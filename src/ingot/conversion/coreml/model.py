@@ -1,4 +1,4 @@
-"""Write a full checkpoint as a Core ML package: a generated program with its tensors (``spec/coreml.md``)."""
+"""Writing of a full Llama as a Core ML package: a generated program with the model's tensors (``spec/coreml.md``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingot.views.names import rename, select
 
 CONTEXT = 512
 _RULE = "coreml.model"
-# Tensors that old versions of transformers store and every reader computes.
+# Tensors that old versions of transformers store, although every reader computes them.
 _COMPUTED = (".rotary_emb.inv_freq",)
 
 
@@ -27,11 +27,11 @@ def extract_model(options: ModelOptions) -> ConvertReport:
     """Write a package with an ML program for a Llama and the checkpoint's tensors.
 
     The program maps ``input_ids``, int32 [1, context], to ``logits``, f16 [1, context, vocabulary]. Position t depends
-    only on tokens up to t, so that shorter input may be padded with any token. A tensor of f16 keeps its codec if the
-    opset has an operation for it; all others are written as f16.
+    only on tokens up to t, so shorter inputs may be padded with any token. A tensor of f16 keeps its codec if the opset
+    has an operation for it; all others are written as f16.
 
     ``path`` is a model folder with the ``config.json`` of a Llama. The default of ``context`` is the model's context,
-    but at most 512, because attention scores need memory of its square. The other options are those of
+    but at most 512, because the memory for attention scores is quadratic in it. The other options are those of
     ``ingot.convert``.
 
     Raises

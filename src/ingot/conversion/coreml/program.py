@@ -1,4 +1,4 @@
-"""Write tensors of a checkpoint into a Core ML program that is generated for them, by views and a conversion."""
+"""Writing of a checkpoint's tensors into a Core ML program that is generated for them, as a view and its conversion."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ProgramSpec = Layer | FullModel
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """Options for writing a package, with the meaning that they have in ``ingot.convert``."""
+    """Options for writing a package, with the same meaning as in ``ingot.convert``."""
 
     max_ram: int | str | None = None
     resume: bool = False
@@ -60,7 +60,7 @@ class Package:
     target: Destination
 
     def write(self, view: Checkpoint, execution: Execution) -> ConvertReport:
-        """Write the tensors of a view of ``with_program``; raise the errors of ``ingot.convert``.
+        """Write the tensors of a view that ``with_program`` returned; raise the errors of ``ingot.convert``.
 
         A tensor of f16 keeps its codec if the program's opset has an operation for it; all others become f16.
         """

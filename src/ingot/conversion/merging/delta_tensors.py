@@ -22,8 +22,9 @@ from ingot.model.tensor import Tensor
 
 
 def delta_tensors(base: Checkpoint, link: Link) -> Mapping[str, Tensor]:
-    """Return the fine-tune's tensors, computed when they are read from a base and one delta; errors: those of
-    ``stages``.
+    """Return the tensors of a fine-tune, which are computed from the base and a delta when they are read.
+
+    Raises the errors of ``stages``.
     """
     routes = stages(base, [link])[-1]
     return LazyMap(dict.fromkeys(routes), lambda name: _tensor(name, routes[name]))

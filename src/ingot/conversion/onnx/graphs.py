@@ -1,4 +1,7 @@
-"""Transpose matrices of an ONNX graph that become, or cease to be, codes of ``MatMulNBits``."""
+"""Transposition of matrices of an ONNX graph for its operators.
+
+``MatMulNBits`` takes codes as [outputs, inputs]; ``MatMul`` and ``DequantizeLinear`` take [inputs, outputs].
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _BITS = 4  # the default of the affine codecs if a recipe declares no bits
 def transpose_for_graph(
     view: Checkpoint, target: Destination, recipe: Recipe | None, planned: Collection[str], *, requantize: bool
 ) -> Checkpoint:
-    """Return the checkpoint with matrices transposed for the graph's operators; itself if none is transposed.
+    """Return the checkpoint with matrices transposed for the graph's operators; the same checkpoint if none is.
 
     Parameters
     ----------

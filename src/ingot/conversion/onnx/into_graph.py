@@ -34,20 +34,21 @@ from ingot.views.transpose import transpose_matrix
 from ingot.views.transpose_fp8 import transpose_fp8
 
 _BITS = 4
-_MAX_LISTED = 20  # names or faults in a message
+_MAX_LISTED = 20  # the maximum number of names or faults in a message
 
 
 def into_graph(checkpoint: Checkpoint, path: AnyPath) -> Checkpoint:
-    """Return the checkpoint of ``place_in_graph``."""
+    """Return the checkpoint of ``place_in_graph``, without the note."""
     return place_in_graph(checkpoint, path).checkpoint
 
 
 def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
-    """Return the constants of an ONNX graph, replaced by tensors of a checkpoint, and a note on unreplaced ones.
+    """Return the constants of an ONNX graph, replaced by tensors of a checkpoint, and a note on those not replaced.
 
-    A tensor replaces the constant with its name, or with its name plus a suffix of quantizers, or the constant whose
-    operator has its name. A matrix of a ``MatMul`` stays packed if ``MatMulNBits`` supports its integers. Constants
-    without a tensor keep their values, unless they are weights. Closing the view closes both checkpoints.
+    A tensor replaces the constant that has its name, or its name with a suffix that quantization tools add, or the
+    constant of the operator that has its name. A matrix of a ``MatMul`` stays packed if ``MatMulNBits`` supports its
+    integers. Constants without a tensor keep their values, unless they are weights. Closing the view closes both
+    checkpoints.
 
     Raises
     ------
@@ -94,7 +95,7 @@ def _graph_of(source: Source, location: Location) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """A tensor of the graph: the function that builds it, and the checkpoint's tensors that it is built from."""
+    """A tensor of the graph: the function that builds it, and the tensors of the checkpoint from which it is built."""
 
     build: Callable[[], Tensor]
     origins: tuple[str, ...]
@@ -131,7 +132,10 @@ class _MatchedGraph:
         yield self._format.original_name(name)
 
     def _pairs_by_name(self) -> Iterator[Pair]:
-        """Yield the pairs of constants and tensors whose names match; record tensors without exactly one constant."""
+        """Yield the pairs of constants and tensors with matching names.
+
+        Records a fault for a tensor that does not match exactly one constant.
+        """
         constants_by_key: dict[str, set[str]] = {}
         for constant in self._graph:
             local = self._format.local_name(constant)
@@ -165,14 +169,14 @@ class _MatchedGraph:
         return _is_float(tensor) and (self._multiplied(name) or self._role(name) != "other")
 
     def unreplaced_note(self) -> str:
-        """Return a note on float constants that keep the values of the graph; empty if there are none."""
+        """Return a note on floating-point constants that keep the values of the graph; empty if there are none."""
         matched = {pair.constant for pair in self._pairs}
         names = [name for name, tensor in self._graph.items() if name not in matched and _is_float(tensor)]
         more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
         return f"constants that keep the values of the graph: {', '.join(names[:_MAX_LISTED])}{more}" if names else ""
 
     def _tied_pairs(self) -> Iterator[Pair]:
-        """Yield a pair of the graph's head and the embeddings, if the checkpoint has no head."""
+        """Yield the pair of the graph's head and the checkpoint's embeddings, if the checkpoint has no head."""
         matched = {pair.constant for pair in self._pairs}
         if any(role_of(name) == "head" for name in self._checkpoint):
             return
@@ -187,11 +191,11 @@ class _MatchedGraph:
         return self._graph[pair.constant].shape, self._checkpoint[pair.tensor].shape
 
     def _multiplied(self, constant: str) -> bool:
-        """Return whether a constant is the matrix of a ``MatMul``, which the graph may also store transposed."""
+        """Return whether a constant is the matrix of a ``MatMul``; the graph may also store it transposed."""
         return self._format.turned_name(constant, _BITS) is not None
 
     def _check(self, pair: Pair) -> None:
-        """Record a fault if shape or orientation of a tensor do not fit its constant."""
+        """Record a fault if the shape or the orientation of a tensor does not fit its constant."""
         expected, shape = self._shapes(pair)
         transposed = (*expected[:-2], *expected[-2:][::-1])
         if shape not in (expected, transposed) or (shape != expected and not self._multiplied(pair.constant)):
@@ -208,7 +212,7 @@ class _MatchedGraph:
             )
 
     def tensors(self) -> Mapping[str, GraphTensor]:
-        """Return the tensors of the graph by name, in its order."""
+        """Return the tensors of the graph, keyed by name, in the order of the graph."""
         pairs = {pair.constant: pair for pair in self._pairs}
         tensors: dict[str, GraphTensor] = {}
         for constant in self._graph:
@@ -224,7 +228,7 @@ class _MatchedGraph:
         return lambda: self._graph[constant]
 
     def _replacement(self, pair: Pair) -> tuple[str, Callable[[], Tensor]]:
-        """Return the name of a tensor in the graph, and the function that builds it."""
+        """Return the name of a constant's replacement in the graph, and the function that builds it."""
         constant = pair.constant
         tensor = self._checkpoint[pair.tensor]
         site = self._graph[constant]
@@ -242,13 +246,17 @@ class _MatchedGraph:
         return dense, self._transposed(tensor, dense, site.dtype)
 
     def _untransposed(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
-        """Return a function that builds a tensor in its present orientation: as packed codes if the graph accepts them,
-        else unchanged."""
+        """Return a function that builds a tensor in its present orientation.
+
+        It builds packed codes if the graph supports them, else the tensor unchanged.
+        """
         return lambda: self._if_accepted(_codes(tensor, name, dtype)) or with_name(tensor, name)
 
     def _transposed(self, tensor: Tensor, name: str, dtype: str) -> Callable[[], Tensor]:
-        """Return a function that builds the transpose of a tensor: FP8 numbers with their scales per block, all other
-        tensors decoded."""
+        """Return a function that builds the transpose of a tensor.
+
+        FP8 numbers with scales per block stay as they are; any other tensor is decoded.
+        """
 
         def build() -> Tensor:
             transposed = transpose_fp8(tensor)
@@ -258,11 +266,14 @@ class _MatchedGraph:
         return build
 
     def _if_accepted(self, tensor: Tensor | None) -> Tensor | None:
-        """Return the tensor if the graph can store it exactly, else None."""
+        """Return the tensor if the graph can store it exactly; else None."""
         return None if tensor is None or plan_exact(tensor, self._format, "") is None else tensor
 
     def _packed(self, tensor: Tensor, constant: str, dtype: str) -> Tensor | None:
-        """Return the integers of a matrix [outputs, inputs] for ``MatMulNBits``; None if it does not support them."""
+        """Return the integers of a matrix [outputs, inputs] as ``MatMulNBits`` takes them.
+
+        None if the operator does not support them.
+        """
         bits = getattr(_affine(tensor), "bits", 0)
         name = constant if self._format.is_turned(constant) else self._format.turned_name(constant, bits)
         integers = None if name is None else _integers(tensor, name, dtype)
@@ -278,7 +289,10 @@ def _affine(tensor: Tensor) -> AffineLayout | None:
 
 
 def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
-    """Return a tensor's integers, with values of ``dtype``; None if it has none, or has fractional zero points."""
+    """Return a tensor's integers, whose decoded values have the type ``dtype``.
+
+    None if it has no integers, or fractional zero points.
+    """
     integers: Tensor | None = tensor if tensor.codec == AffineLayout.codec else None
     if tensor.codec in CODECS:
         CODECS[tensor.codec].check(tensor)
@@ -296,7 +310,10 @@ def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
 
 
 def _codes(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
-    """Return a tensor's integers or small floats, with values of ``dtype``; None if it has neither."""
+    """Return a tensor's integers or small floats, whose decoded values have the type ``dtype``.
+
+    None if it has neither.
+    """
     return _integers(tensor, name, dtype) or _small_floats(tensor, name, dtype)
 
 
@@ -305,13 +322,13 @@ def _small_floats(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
         return None
     CODECS[tensor.codec].check(tensor)
     layout = ScaledCodebookLayout.from_tensor(tensor)
-    if dtype == "f32":  # the products of codes and scales are exact in f32
+    if dtype == "f32":  # in f32, the products of codes and scales are exact
         layout = replace(layout, dtype=dtype)
     return replace(tensor, name=name, dtype=layout.dtype, params=layout.attributes(), origin=None)
 
 
 def _has_integer_zeros(tensor: Tensor, layout: AffineLayout) -> bool:
-    """Read the zero points and return whether all of them are codes."""
+    """Return whether all zero points are codes; reads the zero points."""
     zeros = cast(tensor.parts[ZEROS].array().reshape(-1), "f32")
     low = layout.no_zero
     return bool(((zeros == np.rint(zeros)) & (zeros >= low) & (zeros < low + (1 << layout.bits))).all())
@@ -334,7 +351,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _NamePattern:
-    """The pattern of a matrix name: the path of its layer, and its last component, with ``*`` for numbers."""
+    """A matrix name as a pattern with ``*`` for numbers: the path of its layer, and its last component."""
 
     layer: str
     component: str
@@ -347,13 +364,13 @@ class _NamePattern:
 
 
 class OrientationResolver:
-    """The orientation of each tensor that replaces a constant of a graph.
+    """Determines the orientation of each tensor that replaces a constant of a graph.
 
-    If a matrix is not square, its shape decides. For a square matrix, the graph's operator states the orientation that
-    it expects. The orientation in the checkpoint follows from the tensor's name if only graphs use names of this kind.
-    Otherwise it follows from matrices that are not square: those of the same stack of layers, or all matrices if all
-    of them are [outputs, inputs]. Heads and embeddings are not compared: they are [outputs, inputs] even if all other
-    matrices are [inputs, outputs] (GPT-2). Arrays of modules (``q_proj.weight``) are not compared with other arrays
+    If a matrix is not square, its shape decides. For a square matrix, the operator of the graph determines the expected
+    orientation. The orientation in the checkpoint follows from the tensor's name if only graphs use names of this kind.
+    Otherwise it is that of matrices that are not square: those of the same stack of layers, or all matrices if all are
+    [outputs, inputs]. Heads and embeddings are not compared: they are [outputs, inputs] even if all other matrices are
+    [inputs, outputs] (GPT-2). Arrays of modules (``q_proj.weight``) are not compared with other arrays
     (``text_projection``).
     """
 
@@ -385,7 +402,7 @@ class OrientationResolver:
         return None if required is None or orientation is None else orientation != required
 
     def _by_shape(self, pair: Pair) -> Orientation | None:
-        """Return the orientation in the checkpoint of a matrix that is not square; None if that is not conclusive."""
+        """Return the orientation of a matrix in the checkpoint if its shape determines it; else None."""
         expected = self._graph[pair.constant].shape
         shape = self._checkpoint[pair.tensor].shape
         transposed = (*expected[:-2], *expected[-2:][::-1])
@@ -397,7 +414,7 @@ class OrientationResolver:
         return OUTPUTS if (expected == shape) == (required == OUTPUTS) else INPUTS
 
     def _by_name(self, name: str) -> Orientation | None:
-        """Return the orientation of a square matrix by that of similarly named ones; None if they differ."""
+        """Return the orientation of a square matrix, by that of matrices with similar names; None if these differ."""
         pattern = _NamePattern.from_name(name)
         similar = self._known_orientations.get(pattern, set())
         if len(similar) == 1 and role_of(name) not in ("head", "embedding"):

@@ -1,4 +1,4 @@
-"""The metadata of GGUF files: each value with its type, which is the type in the file that was read, or inferred."""
+"""The metadata of GGUF files: each value has a type, which was read from a file or is inferred."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ _WeightRuns = Iterator[tuple[str, tuple[int, ...], list[SavedTensor]]]
 def _stage2_runs(shapes: _Shapes, groups: Sequence[Sequence[SavedTensor]], paddings: Any, location: str) -> _WeightRuns:
     """Yield the name, shape and runs of each weight of stages 1 and 2.
 
-    The ranks' shares of a group, one after another, contain the group's weights one after another.
+    The concatenated shares of the ranks contain the weights of a group, in order.
     """
     if any(len(rank) != len(shapes) for rank in groups):
         raise FormatError(RULE, f"expected {len(shapes)} groups of parameters in each rank", where=location)

@@ -1,1 +1,1 @@
-"""Tensors as arrays of torch, MLX and JAX."""
+"""Conversion of decoded tensors to arrays of torch, MLX, JAX, NumPy and SciPy."""

@@ -1,4 +1,4 @@
-"""coremltools: the Core ML package of an artifact as a model that runs (only on macOS)."""
+"""Loading of an artifact's Core ML package as a coremltools model that can run (only on macOS)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_package(part: Part) -> Any:
     folder = fspath(extract_package(part))
     try:
         with warnings.catch_warnings():
-            # If Core ML cannot load a package, coremltools only warns and the first prediction fails.
+            # If Core ML cannot load a package, coremltools only warns, and the first prediction fails.
             warnings.simplefilter("error", RuntimeWarning)
             model = import_module("coremltools").models.MLModel(folder)
     except IngotError:

@@ -1,4 +1,4 @@
-"""JAX: NumPy arrays to ``jax.Array``."""
+"""Conversion of NumPy arrays to ``jax.Array``."""
 
 from __future__ import annotations
 

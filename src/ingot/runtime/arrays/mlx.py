@@ -1,4 +1,4 @@
-"""MLX: NumPy arrays to ``mlx.core.array`` and back."""
+"""Conversion between NumPy arrays and ``mlx.core.array``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy: the identity, because codecs decode to NumPy arrays."""
+"""NumPy arrays, which need no conversion, because codecs decode to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ingot.model.tensor import Array
 
 
 def from_numpy(array: Array, device: Any = None) -> Array:
-    """Return the array itself. Raises ``UsageError`` for a device other than the CPU."""
+    """Return the array itself; raise ``UsageError`` for a device other than the CPU."""
     if device not in (None, "cpu"):
         raise UsageError(f"NumPy arrays are on the CPU; found device {device!r}", rule="adapter.device")
     return array

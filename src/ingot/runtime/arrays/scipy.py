@@ -1,4 +1,4 @@
-"""SciPy: sparse tensors to ``scipy.sparse`` arrays and back."""
+"""Conversion between sparse tensors and ``scipy.sparse`` arrays."""
 
 from __future__ import annotations
 

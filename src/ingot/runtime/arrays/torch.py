@@ -1,4 +1,4 @@
-"""PyTorch: NumPy arrays to tensors and back, sharing memory on the CPU."""
+"""Conversion between NumPy arrays and PyTorch tensors, which share memory on the CPU."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     Parameters
     ----------
     array : ndarray
-        Any dtype that torch has, including bfloat16 and 8-bit floats. A read-only array shares its memory with the
-        tensor if the memory below it is writable (``Tensor.private``, buffers of Ingot). Otherwise it is copied,
-        because torch tensors are always writable.
+        An array of any dtype that torch has, including bfloat16 and 8-bit floats. A read-only array shares its memory
+        with the tensor if the underlying buffer is writable (``Tensor.private``, buffers of Ingot). Otherwise it is
+        copied, because torch tensors are always writable.
     device : optional
         Any device that ``Tensor.to`` accepts; the CPU by default.
 
@@ -40,7 +40,7 @@ def from_numpy(array: Array, device: Any = None) -> Any:
     if values.size == 0:
         tensor = torch.empty(values.shape, dtype=target)
     else:
-        # NumPy's extension types are unknown to torch; integers of the same size carry the bits.
+        # Torch does not know NumPy's extension types, so the bits are passed as integers of the same size.
         carrier = _carrier(row)
         plain = values if carrier is None else values.view(carrier)
         tensor = torch.from_numpy(_writable(plain))
@@ -73,15 +73,12 @@ def to_numpy(tensor: Any) -> Array:
 
 
 def _carrier(row: DType) -> str | None:
-    """Return the integer type, by its name in NumPy and torch, that carries the bits of bfloat16 or fp8.
-
-    None for any other type.
-    """
+    """Return the name of the integer type that carries the bits of bfloat16 or fp8 values; None for other types."""
     return {"bf16": "int16"}.get(row.name) or ("uint8" if row.is_float and row.bits == 8 else None)
 
 
 def _writable(array: Array) -> Array:
-    """Return ``array`` if torch may write to it, else a writable alias of its memory, else a copy."""
+    """Return ``array`` if torch may write to it, else a writable alias of its buffer if possible, else a copy."""
     if any(stride < 0 for stride in array.strides):
         return array.copy()
     if array.flags.writeable:
@@ -89,7 +86,7 @@ def _writable(array: Array) -> Array:
     root: Any = array
     while isinstance(root, np.ndarray):
         root = root.base
-    # An array that owns its memory and was locked by its creator has no buffer below it and must not be written.
+    # An array without an underlying buffer owns its memory; its creator has made it read-only on purpose.
     if not isinstance(root, memoryview) or root.readonly or not root.contiguous:
         return array.copy()
     # Given a memoryview, NumPy would keep the object below it, and a mapping could be closed. So use an array.

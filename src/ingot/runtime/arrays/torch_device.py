@@ -1,7 +1,7 @@
-"""Decode packed tensors on devices without kernels: the packed parts are copied to the device and decoded there.
+"""Decoding of packed tensors on devices without kernels: the packed parts are copied to the device and decoded there.
 
-Decoding uses torch operations, which every device has; the bits equal those of the kernels. ``model.tensor`` finds
-this module in its registry ``ON_DEVICE``. torch is imported when a device is named.
+Decoding uses torch operations, which are available on every device; the result is bit-identical to that of the kernels.
+``model.tensor`` finds this module through its registry ``ON_DEVICE``. torch is imported when a device is used.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _STEPS = 16  # maximum bytes of temporary memory per decoded value, over all lay
 def decodes_on_device(tensor: Tensor, dtype: Any, device: Any) -> bool:
     """Return whether a tensor is decoded on a device into the floating-point type ``dtype`` (by default its dtype).
 
-    Matrices of the affine family whose rows are full bytes are; other tensors are decoded on the CPU. Raises
-    ``MissingExtraError`` if torch is not installed.
+    This is possible for matrices of the affine family whose rows fill complete bytes; other tensors are decoded on the
+    CPU. Raises ``MissingExtraError`` if torch is not installed.
     """
     if device is None or device == "cpu":
         return False
@@ -40,8 +40,8 @@ def decodes_on_device(tensor: Tensor, dtype: Any, device: Any) -> bool:
 def decode_on_device(tensor: Tensor, dtype: Any, device: Any) -> Any:
     """Return the values of a tensor, decoded on a device; None if ``decodes_on_device`` returns false.
 
-    Blocks of rows are decoded in turn. Besides the values and the parts, decoding takes ``SCRATCH`` bytes of memory, or
-    the memory for one row if this is more.
+    Blocks of rows are decoded one after another. In addition to the values and the packed parts, decoding needs
+    ``SCRATCH`` bytes of memory, or the memory for one row if that is more.
 
     Raises
     ------

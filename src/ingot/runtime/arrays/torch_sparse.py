@@ -1,4 +1,4 @@
-"""PyTorch: sparse tensors to ``torch.sparse_csr`` and ``torch.sparse_coo`` tensors and back."""
+"""Conversion between sparse tensors and ``torch.sparse_csr`` or ``torch.sparse_coo`` tensors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ingot.runtime.arrays.torch import from_numpy, to_numpy
 
 @contextmanager
 def _compressed() -> Iterator[None]:
-    """Suppress torch's warning that compressed tensors are beta."""
+    """Suppress torch's warning that support for compressed sparse tensors is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
         yield
 
 
 def from_arrays(arrays: SparseArrays) -> Any:
-    """Return a sparse tensor on the CPU of the same values and layout; coordinates are coalesced.
+    """Return a sparse torch tensor on the CPU with the same values and layout; COO tensors are coalesced.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def from_arrays(arrays: SparseArrays) -> Any:
 
     values = from_numpy(arrays.values)
     shape = arrays.shape
-    # The codec has checked the positions; torch would read all of them again.
+    # The codec has checked the positions, so torch does not read them again to validate them.
     if isinstance(arrays.layout, CsrLayout):
         indptr, indices = map(from_numpy, arrays.positions)
         with _compressed():

@@ -37,7 +37,7 @@ NAMES = {
     "layer_error": "layer_error",
     "layer_cosine": "layer_cosine",
 }
-"""The figure for each name that a term may use."""
+"""The field of ``Evaluation`` for each name that a term of a gate may use."""
 WITHOUT_REFERENCE = frozenset({"perplexity"})
 """Figures that need no reference."""
 _TERM = re.compile(r"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*(x|%|)\s*")
@@ -51,7 +51,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A limit on a figure; if ``relative`` is set, ``bound`` is a multiple of the reference's figure."""
+    """A limit on a figure; if ``relative`` is set, ``bound`` is a multiple of the same figure of the reference."""
 
     text: str
     figure: str
@@ -62,7 +62,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A term, the measured value (for a relative term the ratio to the reference), and whether it meets the bound."""
+    """A term, the measured value (for a relative term divided by the reference's), and whether it meets the bound."""
 
     term: str
     measured: float
@@ -134,24 +134,25 @@ class Evaluation(Reportable):
 
     ``perplexity`` is exp of the mean negative log-likelihood of the tokens of each window except the first, given the
     tokens before them in the window. ``window_prefix`` has the tokens that the tokenizer adds before a text. Each
-    window begins with them, and they are not scored. ``tokens_per_second`` counts all tokens over the seconds of the
-    model's passes. ``peak_memory`` is the resident set of the process in bytes, with mapped files, after the first
-    pass and before a reference is loaded.
+    window begins with them, and they are not scored. ``tokens_per_second`` is the number of all tokens divided by the
+    duration of the model's passes. ``peak_memory`` is the largest resident set of the process in bytes, mapped files
+    included, up to the end of the first pass, before a reference is loaded.
 
     The comparisons are None without a reference. ``kl`` is the mean over tokens of KL(reference || model) in nats.
-    ``kl_median``, ``kl_p99`` (99 % of tokens have less) and ``kl_max`` are set if requested. ``agreement`` is the share
-    of tokens for which both predict the same token. ``top_k`` is the share of the reference's k likeliest tokens that
-    are among the model's k likeliest. ``perplexity_ratio`` is the model's perplexity over the reference's.
+    ``kl_median``, ``kl_p99`` (the 99th percentile over tokens) and ``kl_max`` are set if requested. ``agreement`` is
+    the share of tokens for which both predict the same token. ``top_k`` is the share of the reference's k likeliest
+    tokens that are among the model's k likeliest. ``perplexity_ratio`` is the model's perplexity divided by the
+    reference's.
 
-    ``compute`` is how packed linear layers multiplied. For ``int8``, ``compute_kl`` is the effect of rounding inputs:
-    the mean over tokens of KL(the same model in exact mode || model).
+    ``compute`` is the mode in which packed linear layers multiply. For ``int8``, ``compute_kl`` is the effect of
+    rounding inputs: the mean over tokens of KL(the same model in exact mode || model).
 
-    ``kv_cache`` is the memory of packed keys and values of all windows that are read together. If it is set, each token
-    is predicted from the contents of the packed cache, as if tokens were read one at a time.
+    ``kv_cache`` is the memory of the packed keys and values of all windows of a batch. If it is set, each token is
+    predicted from the contents of the packed cache, as if tokens were read one at a time.
 
     ``tokens`` is the sha256 of the tokens that were read, i64 little-endian, for comparing evaluations. ``intervals``
-    are bootstrap intervals of 95 % over windows, by figure. ``layers`` are in the order in which they run.
-    ``departing`` is the first layer whose error is above ``departs``. ``gate`` has the verdict on each term.
+    are 95 % bootstrap intervals over windows, keyed by figure. ``layers`` are in the order of execution. ``departing``
+    is the first layer whose error is above ``departs``. ``gate`` has the verdict on each term.
     """
 
     model: str
@@ -218,7 +219,7 @@ _LAYERS = (Column("", head="layer"), Column("", "cosine", "cosine"), Column("", 
 
 
 def report_of(result: Evaluation) -> Report:
-    """Return the figures with their intervals, the layers, and the verdicts of the gate."""
+    """Return the report of an evaluation: its figures with intervals, the layers, and the verdicts of the gate."""
     tables = [Table("", _COLUMNS, _rows(result), data=False)]
     closing = [Line("{item}", items="gate")] if result.gate else []
     if result.layers:
@@ -290,9 +291,10 @@ def write_receipt(
     protocol: Protocol,
     measures: Measures,
 ) -> str:
-    """Add an evaluation to the receipt of an artifact. Raises the errors of ``add_receipt``.
+    """Add an evaluation to the receipt of an artifact; return the receipt's location.
 
-    The receipt contains the names of files without their folders, which may be private.
+    The receipt contains names of files without their folders, which may be private. Raises the errors of
+    ``add_receipt``.
     """
     compared = None if reference is None else {"name": reference.name, "weights": _content(reference)}
     subject = {

@@ -44,7 +44,7 @@ _LOGITS = 1 << 24
 
 @dataclass(slots=True)
 class Passes:
-    """Time and memory of the model's passes; ``first_scored`` is the position of a window's first scored token."""
+    """Duration and memory of the model's passes; ``first_scored`` is the position of a window's first scored token."""
 
     first_scored: int = 1
     tokens: int = 0
@@ -68,7 +68,7 @@ def evaluate(
     Parameters
     ----------
     path, reference : path
-        Paths for ``load_model``; the tokenizer is that of ``path``.
+        Paths for ``load_model``; the tokenizer of ``path`` is used.
     text : path
         A text file in UTF-8.
     protocol : Protocol, optional
@@ -138,7 +138,7 @@ def evaluate(
 
 
 def _require_steps(loading: Loading, measures: Measures) -> None:
-    """Raise if a packed KV cache is combined with measurements that need one pass over a window."""
+    """Raise an error if a packed KV cache is combined with measurements that need one pass over a window."""
     if loading.kv_cache is None:
         return
     if measures.per_layer:
@@ -154,7 +154,7 @@ def _require_steps(loading: Loading, measures: Measures) -> None:
 
 
 def _windows(model: Any, folder: AnyPath, text: Location, protocol: Protocol) -> Windows:
-    """Return the windows of tokens on the model's device. Raises if the model cannot read them."""
+    """Return the windows of tokens on the model's device; raise an error if the model cannot read them."""
     require_window(model, protocol.window)
     windows = read_windows(load_tokenizer(folder), text, protocol).to(model.device)
     require_vocabulary(model, windows.tokens)
@@ -164,7 +164,7 @@ def _windows(model: Any, folder: AnyPath, text: Location, protocol: Protocol) ->
 def _quality_fields(
     scores: Scores, layers: Sequence[LayerError], measures: Measures, terms: Sequence[Term]
 ) -> dict[str, Any]:
-    """Return the fields of an ``Evaluation`` about quality."""
+    """Return the fields of an ``Evaluation`` that describe quality."""
     figures: dict[str, Any] = scores.figures()
     ratios = {"perplexity": figures.get("perplexity_ratio", math.nan)}
     return figures | {
@@ -177,7 +177,7 @@ def _quality_fields(
 
 
 def _terms(measures: Measures, *, compared: bool) -> list[Term]:
-    """Return the terms of the gate. Raises if a measurement needs a reference that is not given."""
+    """Return the terms of the gate; raise an error if a measurement needs a reference and none is given."""
     if measures.compares and not compared:
         raise UsageError(
             "KL, top-k and layers need a model to compare with: add --reference",
@@ -200,7 +200,10 @@ def _terms(measures: Measures, *, compared: bool) -> list[Term]:
 def score_windows(
     torch: Any, model: Any, windows: Windows, reference: LoadOptions | None, measures: Measures
 ) -> tuple[Passes, Scores, list[LayerError]]:
-    """Read all windows with the model and the reference, which is loaded after the model's peak memory is measured."""
+    """Read all windows with the model and the reference; return the passes, the scores and the layers' errors.
+
+    The reference is loaded after the model's peak memory is measured.
+    """
     rounded = bool(require("ingot.runtime.layers.rounded_inputs", EXTRA).rounds_inputs(model))
     scores = Scores(reference is not None, measures.top_k, measures.kl, rounded)
     passes = Passes(first_scored=windows.first_scored)
@@ -208,7 +211,7 @@ def score_windows(
     progress = Progress(windows.tokens.numel(), measures.progress)
     first = next(batches)
     with torch.inference_mode():
-        _run_timed(model, first, Passes())  # warms up, and its peak memory is that of the model alone
+        _run_timed(model, first, Passes())  # not timed; the peak memory so far is that of the model alone
         passes.peak = peak_rss()
         loaded_reference = None if reference is None else _reference(reference, windows.length, vocabulary_size(model))
         errors = LayerErrors(model, loaded_reference) if measures.per_layer else None
@@ -219,7 +222,7 @@ def score_windows(
 
 
 def require_window(model: Any, window: int) -> None:
-    """Raise if the model has no language head, or (``eval.window``) if a window is longer than its positions."""
+    """Raise an error if the model has no language head, or (``eval.window``) fewer positions than a window."""
     require_room(model, 1, 0)
     max_positions = positions(model)
     if max_positions is not None and window > max_positions:
@@ -250,7 +253,7 @@ def _require_tokens(model: Any, top_k: int | None) -> None:
 
 
 def _windows_per_pass(model: Any, length: int) -> int:
-    """Return the number of windows per pass for which the logits stay below the limit; at least one."""
+    """Return the number of windows per pass for which the logits stay within the limit; at least one."""
     return max(1, _LOGITS // (length * max(1, vocabulary_size(model))))
 
 

@@ -1,4 +1,4 @@
-"""Timed greedy generation with a loaded model: the smoke test of a conversion."""
+"""Timed greedy generation with a loaded model, which shows whether the result of a conversion works."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Drafted:
     passes : int
         Passes of the model over proposals, after the prompt.
     proposed, accepted : int
-        Tokens that the head proposed, and the number that the model would have chosen too.
+        The number of tokens that the head proposed, and of those that the model would have chosen as well.
     accepted_lengths : tuple of int
-        Accepted tokens of each pass; each pass yields one token more.
+        The number of accepted tokens of each pass; each pass generates one token more.
     tokens_per_pass : float or None
         Mean number of tokens per pass after the prompt.
     seconds_alone : float or None
@@ -43,7 +43,7 @@ class Drafted:
     speed_up : float or None
         Tokens per second with the head, relative to passes over single tokens.
     dropped : str
-        Why the head was abandoned during the generation; empty if it was not.
+        The reason why the head was disabled during the generation; empty if it was not.
     """
 
     passes: int
@@ -200,8 +200,8 @@ def greedy(
 ) -> tuple[list[int], list[float]]:
     """Return up to ``count`` new tokens after ``tokens`` ([1, n], i64) and the seconds that each took.
 
-    ``enough`` receives all new tokens after each step and returns whether to stop. ``ended`` receives the cache at the
-    end. Logits are compared unchanged: no temperature, no penalty, no sampling.
+    ``enough`` receives all new tokens after each step and returns whether to stop. ``ended`` is called with the KV
+    cache at the end. Each token is the one with the largest logit; temperature, penalties and sampling are not applied.
     """
     torch = require("torch", EXTRA)
     new_tokens: list[int] = []

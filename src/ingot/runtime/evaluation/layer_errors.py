@@ -15,10 +15,11 @@ from ingot.runtime.loading.transformers_config import EXTRA
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """The output y of a layer compared with the reference's r, as means over tokens.
+    """The difference between a layer's output y and the reference's output r, averaged over tokens.
 
-    ``cosine`` is <y, r> / (|y| |r|), ``error`` is |y - r| / |r|. Both are computed per token and then averaged: the
-    outputs of a few tokens, above all the first, can be a thousand times longer and would dominate a sum.
+    ``cosine`` is <y, r> / (|y| |r|), ``error`` is |y - r| / |r|. Both are computed per token and then averaged. The
+    outputs of a few tokens, above all the first, can have norms that are a thousand times larger and would dominate a
+    sum.
     """
 
     layer: str
@@ -49,7 +50,9 @@ def outputs_of(model: Any) -> dict[str, Any]:
 
 
 class LayerErrors:
-    """Sums of the errors of each layer over batches. It retains the model's outputs of one batch."""
+    """Sums of the errors of each layer over batches. The model's outputs for one batch are kept until they are
+    compared.
+    """
 
     def __init__(self, model: Any, reference: Any) -> None:
         modules, reference_modules = outputs_of(model), outputs_of(reference)
@@ -67,14 +70,14 @@ class LayerErrors:
 
     @contextmanager
     def model_runs(self) -> Iterator[None]:
-        """Store the outputs of the model's pass in this context."""
+        """Return a context in which the outputs of the model's pass are stored."""
         self._outputs.clear()
         with _hooked(self._model, lambda name, output: self._outputs.setdefault(name, []).append(output)):
             yield
 
     @contextmanager
     def reference_runs(self) -> Iterator[None]:
-        """Compare the outputs of the reference's pass in this context with the stored outputs for the same tokens."""
+        """Return a context in which the outputs of the reference's pass are compared with the stored outputs."""
         with _hooked(self._reference, self._compare):
             yield
         self._outputs.clear()
@@ -92,7 +95,7 @@ class LayerErrors:
         outputs = self._outputs.get(name)
         if not outputs:
             return
-        output = outputs.pop(0)  # a layer that runs several times is compared once per run
+        output = outputs.pop(0)  # a layer that runs several times is compared in each run
         if output.shape != reference.shape:
             raise UsageError(
                 f"expected an output of the reference's shape {list(reference.shape)}, found {list(output.shape)}",
@@ -100,10 +103,10 @@ class LayerErrors:
                 where=name,
             )
         y, r = (values.flatten(0, -2).float() for values in (output.to(reference.device), reference))
-        length = torch.linalg.vector_norm(r, dim=-1).cpu()  # not all devices have f64
+        length = torch.linalg.vector_norm(r, dim=-1).cpu()  # on the CPU, because not all devices support f64
         error = torch.linalg.vector_norm(y - r, dim=-1).cpu()
         similarity = torch.nn.functional.cosine_similarity(y, r, dim=-1, eps=1e-30).cpu()
-        same = (error == 0).double()  # also if both are zero vectors, whose cosine is undefined
+        same = (error == 0).double()  # also true for two zero vectors, whose cosine is undefined
         cosine = torch.where(error == 0, same, similarity.double())
         relative = torch.where(error == 0, 1 - same, error.double() / length.double())
         self._sums[name][0] += float(cosine.sum())
@@ -129,12 +132,12 @@ def _output_hook(name: str, receive: Any) -> Any:
 
 
 def first_departing(layers: Sequence[LayerError], threshold: float) -> str | None:
-    """Return the first layer whose error is above ``threshold``; None if there is none."""
+    """Return the name of the first layer whose error is above ``threshold``; None if there is none."""
     return next((layer.layer for layer in layers if layer.departs(threshold)), None)
 
 
 def worst_of_layers(layers: Sequence[LayerError]) -> dict[str, float]:
-    """Return the worst figures of all layers by their names in gates; NaN is the worst."""
+    """Return the worst value over all layers, keyed by the figure's name in gates; NaN is the worst."""
     errors = [layer.error for layer in layers]
     cosines = [layer.cosine for layer in layers]
     if not layers:

@@ -1,7 +1,7 @@
-"""lm-evaluation-harness: models that Ingot loads, under the model name ``ingot``.
+"""Models that Ingot loads, for the lm-evaluation-harness, under the model name ``ingot``.
 
-Importing this module registers the name. ``python -m ingot.lm_eval`` imports it and then runs the harness, which has no
-other way to find models of other packages.
+Importing this module registers the name. ``python -m ingot.lm_eval`` imports it and then runs the harness, which cannot
+find models in other packages by itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
     path : str
         Path for ``load_model``; ``pretrained`` is an alias, as in other models of the harness.
     dtype : str
-        ``auto`` for the dtype in config.json.
+        ``auto`` uses the dtype that ``config.json`` declares.
     keep_packed : bool
     device : str
     batch_size : int or str
@@ -46,7 +46,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
     max_batch_size : int, optional
         Maximum number of requests per pass.
     add_bos_token : bool, optional
-        Whether texts get the BOS token; by default as the tokenizer does, like the harness's model ``hf``.
+        Whether the BOS token is added to texts; by default the tokenizer decides, as for the harness's model ``hf``.
     max_length : int, optional
         Maximum number of tokens per pass; by default the model's positions, or 2048 if its config has no number.
     **options :
@@ -118,8 +118,8 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Return the tokens of a text, with special tokens if requested.
 
-        By default the tokenizer adds its tokens unless the text begins with the first of them, as in the harness's
-        model ``hf``.
+        By default the tokenizer adds its special tokens, unless the text already begins with BOS. The harness's model
+        ``hf`` does the same.
         """
         add_special = self._add_bos if add_special_tokens is None else add_special_tokens
         if add_special_tokens is None and self._begins(string):
@@ -144,7 +144,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         )
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of complete texts; each token is scored once with as much context as fits."""
+        """Return the log-likelihood of each text; each token is scored once, with as much context as fits."""
         scores = []
         for request in requests:
             (text,) = request.args
@@ -156,7 +156,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         return scores
 
     def _loglikelihood_tokens(self, requests: Sequence[_Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """Return for each request the log-likelihood of the tokens to score, and whether each was the likeliest."""
+        """Return for each request the log-likelihood of the tokens to score, and whether all were the likeliest."""
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
         scores: dict[int, tuple[float, bool]] = {}
         for batch in _cut(order, self.batch_size):
@@ -167,7 +167,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
         return [scores[index] for index in range(len(requests))]
 
     def _score(self, batch: Sequence[_Request]) -> Iterator[tuple[float, bool]]:
-        """Yield the scores of a batch. Texts are padded on the right, which causal models do not read."""
+        """Yield the scores of a batch. Texts are padded on the right, where padding does not affect causal models."""
         texts = [(before + after)[-self.max_length - 1 :][:-1] for _, before, after in batch]
         longest = max(map(len, texts))
         rows = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=self._device)

@@ -1,4 +1,4 @@
-"""Sums over the windows of a text, and the perplexity, KL and agreement computed from them."""
+"""Sums over the windows of a text, from which perplexity, KL and agreement are computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _LOSS, _REFERENCE_LOSS, _KL, _SAME, _TOP, _ROUNDED, _COUNT = range(7)
 
 @dataclass(slots=True)
 class Scores:
-    """The sums of each window. ``spread`` retains the KL of every token; ``rounded`` adds the KL of int8 inputs."""
+    """Sums over the tokens of each window.
+
+    ``spread`` keeps the KL of every token. ``rounded`` adds the KL of the effect of rounding inputs to int8.
+    """
 
     compared: bool = False
     top_k: int | None = None
@@ -29,9 +32,9 @@ class Scores:
     _kl: list[Array] = field(default_factory=list)
 
     def add(self, logits: Any, targets: Any, reference: Any | None, exact: Any | None = None) -> None:
-        """Add a window: logits f32 [tokens, vocabulary], the actual tokens, the reference's logits or None.
+        """Add a window: its logits, f32 [tokens, vocabulary], the actual tokens, and the reference's logits or None.
 
-        If ``rounded`` is set, ``exact`` contains the model's logits without rounded inputs.
+        If ``rounded`` is set, ``exact`` must contain the model's logits with inputs that are not rounded.
 
         KL(reference || model) is sum of p (log p - log q) over the vocabulary, in nats.
         """
@@ -48,7 +51,7 @@ class Scores:
         if reference is not None:
             theirs = functional.log_softmax(reference, -1)
             row[_REFERENCE_LOSS] = float(functional.nll_loss(theirs, targets, reduction="sum"))
-            divergences = _divergence(functional, ours, theirs).cpu()  # not all devices have f64 for their sum
+            divergences = _divergence(functional, ours, theirs).cpu()  # not all devices support f64 for the sum
             row[_KL] = float(divergences.sum(dtype=torch.float64))
             row[_SAME] = float((ours.argmax(-1) == theirs.argmax(-1)).sum())
             if self.top_k is not None:
@@ -58,24 +61,24 @@ class Scores:
         self._sums.append(row)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures over all windows by name, including comparisons if there is a reference."""
+        """Return the figures over all windows, keyed by name, including comparisons if there is a reference."""
         table = np.array(self._sums)
         figures = {name: float(formula(table.sum(0, keepdims=True))[0]) for name, formula in self._formulas().items()}
         if self._kl:
             divergences = np.concatenate(self._kl)
-            with np.errstate(invalid="ignore"):  # infinities give NaN, which is the result
+            with np.errstate(invalid="ignore"):  # infinities give NaN, which is the intended result
                 figures["kl_median"], figures["kl_p99"] = map(float, np.quantile(divergences, (0.5, 0.99)))
             figures["kl_max"] = float(divergences.max())
         return figures
 
     def intervals(self, resamples: int, seed: int) -> dict[str, Interval]:
-        """Return bootstrap intervals of 95 % over windows, by figure; figures with too few windows are absent."""
+        """Return 95 % bootstrap intervals over windows, keyed by figure; figures with too few windows are absent."""
         table = np.array(self._sums)
         figures = {name: interval(table, formula, resamples, seed) for name, formula in self._formulas().items()}
         return {name: value for name, value in figures.items() if value is not None}
 
     def _formulas(self) -> Mapping[str, Any]:
-        """Return the formula of each figure: a function of sums over windows, f64 [..., terms]."""
+        """Return the formula of each figure: a function that computes it from sums over windows, f64 [..., terms]."""
         formulas = {"perplexity": lambda sums: exp(sums[:, _LOSS] / sums[:, _COUNT])}
         if self.compared:
             formulas |= {
@@ -92,19 +95,19 @@ class Scores:
 
 
 def _divergence(functional: Any, ours: Any, theirs: Any) -> Any:
-    """Return KL(theirs || ours) per token from log probabilities."""
+    """Return KL(theirs || ours) of each token, given log probabilities."""
     return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
 
 
 def _shared_top_k(ours: Any, theirs: Any, count: int) -> float:
-    """Return the sum over tokens of the share of the ``count`` likeliest tokens that both have."""
+    """Return the sum over tokens of the share of the ``count`` likeliest tokens that both have in common."""
     first, second = (logits.topk(count, -1).indices for logits in (ours, theirs))
     among = ours.new_zeros(ours.shape, dtype=bool).scatter_(-1, second, True)
     return float(among.gather(-1, first).sum()) / count
 
 
 def exp(values: Array) -> Array:
-    """Return exp of the values, infinity on overflow."""
+    """Return the exponential of the values; infinity on overflow."""
     with np.errstate(over="ignore"):
         result: Array = np.exp(values)
     return result

@@ -1,4 +1,4 @@
-"""The tokens that a tokenizer adds around every text, such as BOS. Probe texts reveal them, not the model's name."""
+"""The tokens that a tokenizer adds around every text, such as BOS, determined by encoding probe texts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from ingot.errors import FormatError, printable
 
-# Texts of one and several tokens, of four kinds of characters: a tokenizer may drop some of them.
+# Texts of one and several tokens, in four scripts or types of characters: a tokenizer may drop some of them.
 _PROBES = ("a", "the end", "7", "\u4e2d")
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
-    """The id of a token and its text in the vocabulary."""
+    """A token: its id, and its text in the vocabulary."""
 
     id: int
     text: str
@@ -29,7 +29,7 @@ class Surrounding:
 
 
 def text_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text without added tokens."""
+    """Return the tokens of a text without the tokens that a tokenizer adds."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
@@ -53,12 +53,12 @@ def surrounding_tokens(tokenizer: Any) -> Surrounding:
             "expected a tokenizer that adds the same tokens around every text, but its additions depend on the text: "
             "the beginning of a window is not defined",
         )
-    # Two splits remain only if each probe is the unknown token and that token is also added around texts.
+    # Two splits remain only if each probe text is the unknown token, and that token is also added around texts.
     return max(common, key=lambda split: len(split.before))
 
 
 def _splits(encoded: list[int], text_ids: list[int]) -> set[Surrounding]:
-    """Return each split of the encoded text into added tokens, the text's tokens, and added tokens."""
+    """Return all ways to split the encoded text into added tokens, the text's tokens, and added tokens."""
     return {
         Surrounding(tuple(encoded[:start]), tuple(encoded[start + len(text_ids) :]))
         for start in range(len(encoded) - len(text_ids) + 1)
@@ -67,17 +67,14 @@ def _splits(encoded: list[int], text_ids: list[int]) -> set[Surrounding]:
 
 
 def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
-    """Return a prompt's tokens with the tokens that the tokenizer adds before a text, but without those after a text.
-
-    If the prompt already begins with the added tokens, for example from a chat template, they are not added again.
-    """
+    """Return a prompt's tokens, preceded by the tokens that the tokenizer adds before a text."""
     before = list(surrounding_tokens(tokenizer).before)
     text_ids = text_tokens(tokenizer, prompt)
     return text_ids if before and text_ids[: len(before)] == before else before + text_ids
 
 
 def named_tokens(tokenizer: Any, ids: Sequence[int]) -> tuple[SpecialToken, ...]:
-    """Return tokens with their texts in the vocabulary."""
+    """Return the tokens with the given ids and their texts in the vocabulary."""
     texts = tokenizer.convert_ids_to_tokens([*ids]) if ids else []
     return tuple(SpecialToken(token_id, str(text)) for token_id, text in zip(ids, texts, strict=True))
 

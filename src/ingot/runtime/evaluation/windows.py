@@ -1,7 +1,7 @@
 """Windows of a text, each beginning with the tokens that the tokenizer adds to a text, as in training.
 
-The added tokens replace the first tokens of a window, as in ``llama-perplexity``. So the length of a window and the
-scored tokens are the same with and without them.
+The added tokens replace the first tokens of a window, as in ``llama-perplexity``. The length of a window and the scored
+tokens are therefore the same with and without added tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ingot.runtime.loading.transformers_config import EXTRA
 from ingot.runtime.loading.transformers_tokenizer import has_tokenizer, tokenizer_in
 from ingot.stores.location import AnyPath, Location
 
-# Bytes of text that are read per token: real texts have fewer.
+# The number of bytes of text that are read per token; real texts have fewer.
 _BYTES_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of tokens, i64 [windows, length], and the added tokens that each begins with."""
+    """Windows of tokens, i64 [windows, length], and the added tokens with which each window begins."""
 
     tokens: Any
     prefix: tuple[SpecialToken, ...] = ()
@@ -68,7 +68,7 @@ def read_windows(tokenizer: Any, text: AnyPath, protocol: Protocol) -> Windows:
 
 
 def read_text(text: Location, tokens: int) -> str:
-    """Return the beginning of a text file, enough for ``tokens``. Raises ``eval.text`` if it is not UTF-8."""
+    """Return the beginning of a text file, enough for ``tokens`` tokens; raise ``eval.text`` if it is not UTF-8."""
     limit = tokens * _BYTES_PER_TOKEN
     data = text.head(limit)
     try:
@@ -95,13 +95,14 @@ def cut_windows(
     ----------
     tokenizer, content
     shape : tuple of int
-        Tokens of a window, and the maximum number of windows.
+        The number of tokens of a window, and the maximum number of windows.
     location : str
-        The text, for messages.
+        The location of the text, for error messages.
     surrounding : Surrounding
         The tokens with which each window begins and ends.
     contiguous : bool
-        Whether the surrounding tokens are inserted, so that windows contain all text; else they replace text tokens.
+        Whether the surrounding tokens are inserted, so that the windows contain the full text; otherwise they replace
+        tokens of the text.
 
     Raises
     ------
@@ -130,7 +131,7 @@ def cut_windows(
 
 
 def text_length_of_window(length: int, surrounding: Surrounding) -> int:
-    """Return the number of text tokens in a window. Raises ``eval.window`` if it is below 1."""
+    """Return the number of text tokens in a window; raise ``eval.window`` if it is below 1."""
     text_length = length - len(surrounding.before) - len(surrounding.after)
     if text_length < 1:
         raise UsageError(
