@@ -18,7 +18,7 @@ class Commands(Registry[click.Command]):
     def _make(self, name: str, target: Any) -> click.Command:
         if not isinstance(target, click.Command):
             raise TypeError(f"expected an object of click.Command, found {type(target).__name__}")
-        target.short_help = BRIEFLY.get(name, target.short_help)
+        target.short_help = BRIEFLY.get(name) or SHORT_NAMES.get(name) or target.short_help
         return target
 
 
@@ -26,7 +26,7 @@ PLUGINS = "Plugins"
 """The group of ``ingot --help`` that lists commands of plugins."""
 
 # By the group of ``ingot --help``, in the order shown in the help: command, module, purpose in a line. The module
-# defines ``command``, or the name after a colon. It is empty if an extension (``core.extensions``) defines the command.
+# defines ``command``, or the name after a colon. Commands of extensions (``core.extensions``) are in ``SHORT_NAMES``.
 _GROUPS = {
     "Convert": (
         ("demo", "demo", "Convert a small real model; show size, error, perplexity"),
@@ -35,7 +35,6 @@ _GROUPS = {
         ("matrix", "matrix", "Show what a conversion to each format would keep"),
         ("calibrate", "calibrate", "Collect a model's statistics, for recipes that round better"),
         ("run-plan", "convert:run_plan", "Carry out a plan of `ingot convert --plan-out`"),
-        ("int4", "", "Add four-bit forms to a Squish directory, in place"),
         ("recipes", "catalog:recipes", "List the preset recipes, or print one as TOML"),
     ),
     "Look": (
@@ -60,23 +59,25 @@ _GROUPS = {
     "Run": (
         ("generate", "generate", "Continue a prompt, and show time and memory"),
         ("eval", "eval", "Measure perplexity, speed, memory; KL to a reference"),
-        ("cache", "", "Show, build or drop forms of a Squish directory"),
     ),
     "Targets": (
-        ("plan", "", "Show what runs on an Apple Neural Engine, and its cost"),
-        ("kernel", "", "Pack a weight for an Apple Neural Engine"),
-        ("lut", "", "Build an activation table for an Apple Neural Engine"),
+        ("ane", "special:ane", "Plan and pack for an Apple Neural Engine: plan, kernel, lut"),
+        ("squish", "special:squish", "Build and drop forms of a Squish directory"),
         ("extract", "extract", "Extract a draft head or Core ML package; make a package"),
     ),
 }
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
-SHARED_LINES = {
-    ("kernel", "lut"): "Pack weights or build activation tables for the ANE",
-    ("archive", "restore"): "Put files in one .zt; restore them byte for byte",
-    ("formats", "codecs"): "List formats, or codecs, and which carries which",
-}
+SHARED_LINES = {("archive", "restore"): "Put files in one .zt; restore them byte for byte"}
 """Commands that share a line of ``ingot --help``, which fits one screen, and the text of that line."""
+SHORT_NAMES = {
+    "plan": "Show what runs on an Apple Neural Engine, and its cost",
+    "kernel": "Pack a weight for an Apple Neural Engine",
+    "lut": "Build an activation table for an Apple Neural Engine",
+    "int4": "Add four-bit forms to a Squish directory, in place",
+    "cache": "Show, build or drop forms of a Squish directory",
+}
+"""Commands of extensions that ``ingot ane`` and ``ingot squish`` list; they are accepted without these words too."""
 COMMANDS = Commands(
     "command",
     tuple(

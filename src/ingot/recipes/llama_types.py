@@ -50,8 +50,9 @@ def preset_of_type(name: str) -> tuple[str, str]:
         )
     names = {item.lower(): item for item in (*MIXTURES, *_ALIASES)}
     hint = did_you_mean(key, names).upper().replace("DID YOU MEAN", "did you mean")
+    advice = "" if hint else f"; types that Ingot makes: {', '.join(available_types())}"
     raise UsageError(
-        f"{name!r:.60} is no type of llama.cpp{hint}; types that Ingot makes: {', '.join(available_types())}",
+        f"{name!r:.60} is no type of llama.cpp{hint}{advice}",
         rule="quantize.type",
     )
 

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ingot.cli.commands import GROUP_OF
+from ingot.cli.commands import GROUP_OF, SHORT_NAMES
 from ingot.cli.main import app, run
 
 
@@ -41,7 +41,7 @@ def test_every_command_is_listed_on_a_screen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "80")
     lines = CliRunner().invoke(app, ["--help"]).stdout.splitlines()
     assert len(lines) <= 40
-    assert set(GROUP_OF) == set(app.commands)
+    assert {*GROUP_OF, *SHORT_NAMES} == set(app.commands)
     groups = [line[:8].strip() for line in lines]
     for name, group in GROUP_OF.items():
         row = next(index for index, line in enumerate(lines) if name in names_in(line))
@@ -129,3 +129,20 @@ def test_help_has_style_unless_no_color_is_set(variable: str, has_style: bool, m
     monkeypatch.setenv(variable, "1")
     assert ("\x1b[" in CliRunner().invoke(app, ["seal", "--help"], color=True).stdout) == has_style
     assert "\x1b[" not in CliRunner().invoke(app, ["seal", "--help"]).stdout
+
+
+def test_special_commands_are_in_groups_and_keep_their_short_names() -> None:
+    for words, lines in [
+        ("ane plan", "plan"),
+        ("ane lut", "lut"),
+        ("squish int4", "int4"),
+        ("squish drop", "cache drop"),
+    ]:
+        grouped, short = (CliRunner().invoke(app, [*item.split(), "--help"]) for item in (words, lines))
+        assert grouped.exit_code == short.exit_code == 0
+        assert grouped.stdout.partition("\n")[2] == short.stdout.partition("\n")[2]
+    members = CliRunner().invoke(app, ["ane", "--help"]).stdout
+    assert all(f"  {name} " in members for name in ("plan", "kernel", "lut"))
+    mistyped = CliRunner().invoke(app, ["squish", "int5"])
+    assert mistyped.exit_code == 2
+    assert "did you mean 'int4'" in str(mistyped.exception) + mistyped.output
