@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ingot.runtime.evaluation.evaluate import evaluate as evaluate
     from ingot.runtime.loading.transformers import load_model as load_model
     from ingot.runtime.quantize.run import quantize as quantize
+    from ingot.runtime.sweep.run import sweep as sweep
 
 __version__ = INGOT_VERSION
 
@@ -69,6 +70,7 @@ _NAMES = {
     "revert": "ingot.delta.apply",
     "save": "ingot.artifacts.save",
     "seal": "ingot.inspect.seal",
+    "sweep": "ingot.runtime.sweep.run",
     "verify": "ingot.inspect.verify",
 }
 _MODULES = ("mlx", "numpy", "torch", "views")
@@ -100,6 +102,7 @@ __all__ = [
     "revert",
     "save",
     "seal",
+    "sweep",
     "torch",
     "verify",
     "views",

@@ -58,6 +58,7 @@ _GROUPS = {
     "Run": (
         ("generate", "generate", "Continue a prompt, and show time and memory"),
         ("eval", "eval", "Measure perplexity, speed, memory; KL to a reference"),
+        ("sweep", "eval:sweep", "Quantize with several presets, and measure each"),
         ("cache", "", "Show, build or drop forms of a Squish directory"),
     ),
     "Targets": (
@@ -69,7 +70,10 @@ _GROUPS = {
 }
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
-SHARED_LINES = {("kernel", "lut"): "Pack weights or build activation tables for the ANE"}
+SHARED_LINES = {
+    ("eval", "sweep"): "Measure quality and memory; sweep compares presets",
+    ("kernel", "lut"): "Pack weights or build activation tables for the ANE",
+}
 """Commands that share a line of ``ingot --help``, which fits one screen, and the text of that line."""
 COMMANDS = Commands(
     "command",
