@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ingot.runtime.evaluation.evaluate import evaluate as evaluate
     from ingot.runtime.loading.transformers import load_model as load_model
     from ingot.runtime.quantize.run import quantize as quantize
+    from ingot.runtime.sweep.run import sweep as sweep
 
 __version__ = INGOT_VERSION
 
@@ -73,6 +74,7 @@ _NAMES = {
     "revert": "ingot.delta.apply",
     "save": "ingot.artifacts.save",
     "seal": "ingot.inspect.seal",
+    "sweep": "ingot.runtime.sweep.run",
     "verify": "ingot.inspect.verify",
 }
 _MODULES = ("mlx", "numpy", "torch", "views")
@@ -106,6 +108,7 @@ __all__ = [
     "revert",
     "save",
     "seal",
+    "sweep",
     "torch",
     "verify",
     "views",

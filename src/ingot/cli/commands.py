@@ -59,6 +59,7 @@ _GROUPS = {
     "Run": (
         ("generate", "generate", "Continue a prompt, and show time and memory"),
         ("eval", "eval", "Measure perplexity, speed, memory; KL to a reference"),
+        ("sweep", "eval:sweep", "Quantize with several presets, and measure each"),
     ),
     "Targets": (
         ("ane", "special:ane", "Plan and pack for an Apple Neural Engine: plan, kernel, lut"),

@@ -1,16 +1,18 @@
-"""``ingot eval``."""
+"""``ingot eval`` and ``ingot sweep``."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Annotated
 
 from click.exceptions import Exit
 
 from ingot.cli.declare import declare
-from ingot.cli.output import Json, Quiet, print_json, progress_bar, render
+from ingot.cli.output import Json, Quiet, line, print_json, progress_bar, render
 from ingot.core.about import About
 from ingot.runtime.loading.options import Loading, Measures, Protocol
+from ingot.runtime.sweep.options import SweepOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -50,3 +52,32 @@ def command(
     else:
         render(result.report(), quiet=quiet)
     raise Exit(0 if result.met else 1)
+
+
+SWEEP_EPILOG = (
+    "Examples:\n\n"
+    "  ingot sweep ./Llama-3-8B --presets q4_0,q4_0-calibrated,Q4_K_M --texts prose.txt,code.txt -o sweep.json\n\n"
+    "  ingot sweep ./Llama-3-8B --presets int4,int3-calibrated --texts prose.txt -o sweep.json --page sweep.md\n\n"
+    "  ingot sweep ./Llama-3-8B --for vllm --presets w4a16,w4a16-calibrated --texts prose.txt -o sweep.json --resume"
+)
+
+
+@declare("sweep", SWEEP_EPILOG)
+def sweep(options: SweepOptions, protocol: Protocol, quiet: Quiet = False, json: Json = False) -> None:
+    """Quantize a model with several presets, and measure each: KL to the model, perplexity, size, time.
+
+    Statistics are taken once, and the model reads each text once. Needs the extra transformers.
+    """
+    from ingot.runtime.sweep.checks import check_options
+
+    check_options(options)  # before the imports below, which take seconds
+
+    from ingot.runtime.sweep.run import sweep as run_sweep
+
+    def announce(text: str) -> None:
+        if not quiet:
+            line(text, stream=sys.stderr)
+
+    with progress_bar("sweeping", quiet=quiet or json) as progress:
+        report = run_sweep(replace(options, protocol=protocol, progress=progress, announce=announce))
+    render(report.report(), json=json, quiet=quiet)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-MODELS = {"tutorials/quantize", "howto/run"}  # whose models compute, with torch
+MODELS = {"tutorials/quantize", "howto/run", "howto/sweep"}  # whose models compute, with torch
 SLOW = MODELS | {"tutorials/fine-tunes", "tutorials/adapters"}
 PAGES = sorted(
     path.relative_to(DOCS).with_suffix("").as_posix()

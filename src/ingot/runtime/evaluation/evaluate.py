@@ -27,6 +27,7 @@ from ingot.runtime.evaluation.eval_report import (
 )
 from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary, vocabulary_size
 from ingot.runtime.evaluation.layer_errors import LayerError, LayerErrors, first_departing, worst_of_layers
+from ingot.runtime.evaluation.recorded import RecordedLogits
 from ingot.runtime.evaluation.scores import Scores
 from ingot.runtime.evaluation.windows import Windows, read_windows
 from ingot.runtime.loading.kv_options import KvUse
@@ -198,11 +199,17 @@ def _terms(measures: Measures, *, compared: bool) -> list[Term]:
 
 
 def score_windows(
-    torch: Any, model: Any, windows: Windows, reference: LoadOptions | None, measures: Measures
+    torch: Any,
+    model: Any,
+    windows: Windows,
+    reference: LoadOptions | RecordedLogits | None,
+    measures: Measures,
+    record: RecordedLogits | None = None,
 ) -> tuple[Passes, Scores, list[LayerError]]:
-    """Read all windows with the model and the reference; return the passes, the scores and the layers' errors.
+    """Read all windows with the model, and compare its logits with those of the reference.
 
-    The reference is loaded after the model's peak memory is measured.
+    Returns the passes, the scores and the layers' errors. A reference that is a model is loaded after the peak memory
+    of ``model`` is measured. ``record`` receives the logits of ``model``.
     """
     rounded = bool(require("ingot.runtime.layers.rounded_inputs", EXTRA).rounds_inputs(model))
     scores = Scores(reference is not None, measures.top_k, measures.kl, rounded)
@@ -213,10 +220,18 @@ def score_windows(
     with torch.inference_mode():
         _run_timed(model, first, Passes())  # not timed; the peak memory so far is that of the model alone
         passes.peak = peak_rss()
-        loaded_reference = None if reference is None else _reference(reference, windows.length, vocabulary_size(model))
+        loaded_reference = (
+            _reference(reference, windows.length, vocabulary_size(model))
+            if isinstance(reference, LoadOptions)
+            else reference
+        )
         errors = LayerErrors(model, loaded_reference) if measures.per_layer else None
+        scored = 0
         for batch in (first, *batches):
-            _score(model, loaded_reference, batch, passes, scores, errors)
+            logits = _score(model, loaded_reference, scored, batch, passes, scores, errors)
+            if record is not None:
+                record.write(scored, logits)
+            scored = scored + len(batch)
             progress.advance(batch.numel(), "windows")
     return passes, scores, [] if errors is None else errors.errors()
 
@@ -280,16 +295,27 @@ def _run_timed(model: Any, batch: Any, passes: Passes) -> Any:
 
 
 def _score(
-    model: Any, reference_model: Any, batch: Any, passes: Passes, scores: Scores, errors: LayerErrors | None
-) -> None:
-    """Read a batch of windows, then score each window."""
+    model: Any,
+    reference_model: Any,
+    first: int,
+    batch: Any,
+    passes: Passes,
+    scores: Scores,
+    errors: LayerErrors | None,
+) -> Any:
+    """Read a batch of windows, score each window, and return the model's logits.
+
+    ``first`` is the index of the first window of the batch. ``reference_model`` is a model, recorded logits or None.
+    """
     with nullcontext() if errors is None else errors.model_runs():
         logits = _run_timed(model, batch, passes)
     exact = reference = None
     if scores.rounded:
         with require("ingot.runtime.layers.rounded_inputs", EXTRA).unrounded(model):
             exact = _run_timed(model, batch, Passes(passes.first_scored))
-    if reference_model is not None:
+    if isinstance(reference_model, RecordedLogits):
+        reference = reference_model.read(first, len(batch)).to(logits.device)
+    elif reference_model is not None:
         with nullcontext() if errors is None else errors.reference_runs():
             reference = _run_timed(reference_model, batch.to(reference_model.device), Passes(passes.first_scored)).to(
                 logits.device
@@ -297,3 +323,4 @@ def _score(
     for index, targets in enumerate(batch[:, passes.first_scored :]):
         comparisons = (None if values is None else values[index] for values in (reference, exact))
         scores.add(logits[index], targets, *comparisons)
+    return logits

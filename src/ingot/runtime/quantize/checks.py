@@ -30,7 +30,7 @@ def check_options(options: QuantizeOptions) -> None:
     """
     model = Location.parse(options.model)
     find(model)
-    _require_full_model(model)
+    require_full_model(model)
     if options.runtime is not None:
         runtime_named(options.runtime)
     refinements = [("--bits", options.bits), ("--type", options.type), ("--preset", options.preset)]
@@ -42,10 +42,10 @@ def check_options(options: QuantizeOptions) -> None:
         resolve_device(options.device)
     if options.kl is not None:
         Location.parse(options.kl).find_file()
-    _check_target(options)
+    require_target(Location.parse(options.out), overwrite=options.overwrite)
 
 
-def _require_full_model(model: Location) -> None:
+def require_full_model(model: Location) -> None:
     """Refuse a shard or an index of a model's folder: the folder is the model."""
     shard = _SHARD.fullmatch(model.name)
     if shard is None and _INDEX.fullmatch(model.name) is None:
@@ -80,16 +80,15 @@ def _require_statistics(text: str) -> None:
         ) from error
 
 
-def _check_target(options: QuantizeOptions) -> None:
+def require_target(out: Location, *, overwrite: bool) -> None:
     """Refuse an existing result that is not an empty folder, or a result in a folder that does not exist."""
-    out = Location.parse(options.out)
     if out.url.startswith("file:") and out.siblings() is None:
         raise UsageError(
             "expected an existing folder to write into; create it first",
             rule="target.no-parent",
             where=out.parent.display,
         )
-    if not options.overwrite and _occupied(out):
+    if not overwrite and _occupied(out):
         raise UsageError(
             "the target exists: choose another, or pass --overwrite (overwrite=True)",
             rule="target.exists",

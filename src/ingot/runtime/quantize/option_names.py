@@ -16,16 +16,16 @@ _REMARK = re.compile(r" \((--[a-z][a-z0-9-]*)[^()]*\)")
 _COMMANDS = (("convert", ConvertOptions), ("calibrate", CalibrateOptions))
 
 
-def with_commands(message: str) -> str:
-    """Return a message that also names the commands of the options that ``ingot quantize`` lacks.
+def with_commands(message: str, options: type = QuantizeOptions) -> str:
+    """Return a message that also names the commands of the options that a command lacks.
 
     Options in a command in backticks belong to that command.
     """
-    local = _names(QuantizeOptions)
+    local = _names(options)
     names = [name for name in dict.fromkeys(_OPTION.findall(_COMMAND.sub("", message))) if name not in local]
     remarks = []
-    for command, options in _COMMANDS:
-        listed = [name for name in names if name in _names(options)]
+    for command, accepted in _COMMANDS:
+        listed = [name for name in names if name in _names(accepted)]
         names = [name for name in names if name not in listed]
         verb = "is an option" if len(listed) == 1 else "are options"
         remarks += [f"{' and '.join(listed)} {verb} of `ingot {command}`"] if listed else []

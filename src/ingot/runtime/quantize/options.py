@@ -61,7 +61,8 @@ class QuantizeOptions:
         default=AUTO,
         metadata=about(
             "auto (the best that fits --time), full (statistics of inputs and gradients), gptq (of inputs, by forward "
-            "passes), importance (of columns, by forward passes), none, or a file of `ingot calibrate`.",
+            "passes), importance (of columns, by forward passes), none (fast, but much less accurate at 4 bits and "
+            "below), or a file of `ingot calibrate`.",
             metavar="MODE",
         ),
     )
