@@ -150,13 +150,17 @@ class Passes:
 
     def _step(self, name: str, weight: int, compute: Callable[[], None]) -> None:
         if self.work.finished(name) is None:
-            try:
-                compute()
-            except InputsDivergedError:  # run the step again without sharing
-                self._share = False
-                compute()
+            self.run_step(compute)
         self._process_statistics(name)
         self.progress.advance(weight * self.tokens.numel(), name)
+
+    def run_step(self, compute: Callable[[], None]) -> None:
+        """Run a step; if matrices that share sums get different inputs, run it again without sharing."""
+        try:
+            compute()
+        except InputsDivergedError:
+            self._share = False
+            compute()
 
     def _batches(self) -> Iterator[tuple[int, Any]]:
         for first in range(0, len(self.tokens), self.batch):

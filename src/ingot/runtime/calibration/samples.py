@@ -50,16 +50,27 @@ def _draw_batch(
 ) -> Any:
     """Return sequences sampled at temperature 1, after the prefix or else a uniformly drawn token."""
     count, length = shape
-    last = torch.tensor([[*prefix]]).expand(count, -1) if prefix else torch.randint(vocabulary_size(model), (count, 1))
+    last = first_tokens(torch, model, count, prefix)
     tokens = [last]
     progress.advance(last.numel(), "samples")
     for _ in range(length - last.shape[1]):
-        out = model(input_ids=last, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        last = torch.multinomial(require_finite(torch, out.logits[:, -1]).softmax(-1), 1)
+        last, cache = draw_token(torch, model, last, cache)
         tokens.append(last)
         progress.advance(count, "samples")
     return torch.cat(tokens, 1)
+
+
+def first_tokens(torch: Any, model: Any, count: int, prefix: Sequence[int]) -> Any:
+    """Return the tokens with which samples begin, i64 [count, tokens]: the prefix, or a uniformly drawn token."""
+    if prefix:
+        return torch.tensor([[*prefix]]).expand(count, -1)
+    return torch.randint(vocabulary_size(model), (count, 1))
+
+
+def draw_token(torch: Any, model: Any, last: Any, cache: Any) -> tuple[Any, Any]:
+    """Return the next token of each sequence, i64 [count, 1], and the KV cache with the tokens ``last``."""
+    out = model(input_ids=last, past_key_values=cache, use_cache=True)
+    return torch.multinomial(require_finite(torch, out.logits[:, -1]).softmax(-1), 1), out.past_key_values
 
 
 def require_finite(torch: Any, logits: Any) -> Any:
