@@ -382,7 +382,7 @@ def test_estimates_grow_with_the_model(tmp_path: Path) -> None:
     ("mode", "statistics", "source"),
     [
         ("importance", "importance of columns", "text that Ingot ships"),
-        ("gptq", "second moments of inputs", "text that Ingot ships"),
+        ("gptq", "second moments of inputs", "samples of the model"),
         ("full", "statistics of inputs and gradients", "samples of the model"),
         ("auto", "statistics of inputs and gradients", "samples of the model"),
     ],

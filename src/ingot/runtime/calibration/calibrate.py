@@ -33,7 +33,14 @@ from ingot.model.statistics import COUNT, MODEL_KEY, SAME, VERSION, VERSION_KEY,
 from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import LayerwiseModel, Settings
 from ingot.runtime.calibration.calibrate_passes import Passes
-from ingot.runtime.calibration.calibrate_plan import MemoryPlan, estimate, plan_memory
+from ingot.runtime.calibration.calibrate_plan import (
+    MemoryPlan,
+    estimate,
+    fits_in_memory,
+    measure_seconds,
+    plan_memory,
+)
+from ingot.runtime.calibration.calibrate_time import clock
 from ingot.runtime.calibration.calibrate_work import Work
 from ingot.runtime.calibration.calibration import (
     BUILT_IN,
@@ -218,7 +225,8 @@ class ModelCalibration(Calibration):
     def plan(self) -> CalibratePlan:
         """Return the estimates for ``run_by_layers``, without the memory that rounding needs."""
         with _subject(self.options) as subject:
-            return _planned(subject, self.options, by_layers=True)[2]
+            plan = _measured(subject, *_planned(subject, self.options), by_layers=True)
+            return replace(plan, seconds=plan.seconds + subject.opening)  # the run opens the model again
 
     def collect(self) -> Statistics:
         return collect_statistics(self.options)
@@ -290,6 +298,8 @@ class _Subject:
     tokens: Any
     source: str
     prefix: Sequence[SpecialToken]
+    opening: float
+    """Seconds of opening the model."""
 
     def fingerprint(self, options: CalibrateOptions) -> str:
         """Return a digest of everything that affects the statistics."""
@@ -321,24 +331,27 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
             rule="calibrate.seed",
         )
     model = Location.parse(options.model)
+    started = clock()
     with open_checkpoint(model) as stored:
         identity = content_id(stored)
+    opening = clock() - started
     source = resolve(model, "torch", False, False)
     with source.checkpoint:
         skeleton = MetaModel(source, device)
         encoder = not skeleton.model.can_generate()
         length = _length(skeleton.model, options, encoder=encoder)
-        if options.text is not None or encoder:
+        large = options.text_if_large and not fits_in_memory(skeleton, options)
+        if options.text is not None or encoder or large:
             windows, text_name = windows_of(options, length, encoder=encoder)
             require_vocabulary(skeleton.model, windows.tokens)
-            yield _Subject(skeleton, identity, length, windows.tokens, text_name, windows.prefix)
+            yield _Subject(skeleton, identity, length, windows.tokens, text_name, windows.prefix, opening)
         else:
             prefix = sample_prefix(model)
             ids = tuple(token.id for token in prefix or ())
             require_vocabulary(skeleton.model, torch.tensor(ids))
             text_length_of_window(length, Surrounding(ids))
             source_name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
-            yield _Subject(skeleton, identity, length, None, source_name, prefix or ())
+            yield _Subject(skeleton, identity, length, None, source_name, prefix or (), opening)
 
 
 def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
@@ -355,14 +368,20 @@ def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
     return options.length
 
 
-def _planned(
-    subject: _Subject, options: CalibrateOptions, *, by_layers: bool
-) -> tuple[LayerwiseModel, MemoryPlan, CalibratePlan]:
+def _planned(subject: _Subject, options: CalibrateOptions) -> tuple[LayerwiseModel, MemoryPlan]:
+    """Return the model as the calibration uses it, and the plan of its memory."""
     model = LayerwiseModel(subject.skeleton, Settings(options.fisher, options.largest, options.seed))
     count = options.samples if subject.tokens is None else len(subject.tokens)
     memory_plan = plan_memory(model, options, (count, subject.length), sampling=subject.tokens is None)
-    plan = estimate(model, memory_plan, by_layers=by_layers)
-    return model, memory_plan, replace(plan, source=subject.source)
+    _keep(model, memory_plan)
+    return model, memory_plan
+
+
+def _measured(subject: _Subject, model: LayerwiseModel, memory_plan: MemoryPlan, *, by_layers: bool) -> CalibratePlan:
+    """Return the estimates for a calibration, with a time that is measured on a few windows."""
+    prefix = [token.id for token in subject.prefix]
+    seconds = measure_seconds(model, memory_plan, subject.tokens, prefix)
+    return replace(estimate(model, memory_plan, seconds, by_layers=by_layers), source=subject.source)
 
 
 def _collect(
@@ -373,12 +392,11 @@ def _collect(
     process: ProcessLayer | None = None,
 ) -> _Collected:
     torch = require("torch", EXTRA)
-    model, memory_plan, plan = _planned(subject, options, by_layers=process is not None)
-    _keep(model, memory_plan)
+    model, memory_plan = _planned(subject, options)
     if options.plan is not None:
-        options.plan(plan)
+        options.plan(_measured(subject, model, memory_plan, by_layers=process is not None))
     if require_room is not None:
-        require_room(plan.disk)
+        require_room(estimate(model, memory_plan, by_layers=process is not None).disk)
     progress = Progress(memory_plan.work, options.progress)
     with seeded(torch, options.seed):
         tokens = subject.tokens

@@ -154,12 +154,12 @@ class Passes:
 
     def _step(self, name: str, weight: int, compute: Callable[[], None]) -> None:
         if self.work.finished(name) is None:
-            self._compute(compute)
+            self.run_step(compute)
         self._process_statistics(name)
         self.progress.advance(weight * self.tokens.numel(), name)
 
-    def _compute(self, compute: Callable[[], None]) -> None:
-        """Compute a step; again with other settings if inputs diverged or the device has too little memory."""
+    def run_step(self, compute: Callable[[], None]) -> None:
+        """Run a step; again with other settings if inputs diverged or the device has too little memory."""
         while True:
             try:
                 return compute()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ingot.core.runtime.memory import anonymous_in_use, available_ram, parse_size
 from ingot.errors import ResourceError
 from ingot.runtime.calibration.calibrate_layers import LayerwiseModel
 from ingot.runtime.calibration.calibrate_passes import LOGITS
+from ingot.runtime.calibration.calibrate_time import calibration_seconds
 from ingot.runtime.calibration.calibration import CalibrateOptions, CalibratePlan
 from ingot.runtime.calibration.samples import BATCH
-from ingot.runtime.calibration.skeleton import Layer
+from ingot.runtime.calibration.skeleton import Layer, MetaModel
 from ingot.runtime.calibration.skeleton_ends import ROWS
 
 RESERVE = 128 << 20
@@ -24,9 +25,6 @@ _TIMES = 3
 _LOGITS_TIMES = 6  # logits, their softmax and its logarithm, random numbers, gradients
 _TOP = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_CALLS = 500  # small operations and calls of Python that a layer takes for a step, in time of one small product
-_REPEATS = 5
-_SIDE = 1024  # size of the matrices that measure the processor's speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +65,23 @@ class MemoryPlan:
         return self.free - self.weights - self.batch * self.window
 
 
+def _free(options: CalibrateOptions) -> int:
+    """Return the number of bytes of memory that a calibration may use."""
+    ceiling = available_ram() // 2 if options.max_ram is None else parse_size(options.max_ram) - anonymous_in_use()
+    return ceiling - RESERVE - options.reserve
+
+
+def fits_in_memory(skeleton: MetaModel, options: CalibrateOptions) -> bool:
+    """Return whether all weights fit in memory in f32, so that samples take little time besides computing."""
+    return sum(4 * tensor.size for tensor in skeleton.checkpoint.values()) <= _free(options)
+
+
 def plan_memory(
     model: LayerwiseModel, options: CalibrateOptions, shape: tuple[int, int], *, sampling: bool
 ) -> MemoryPlan:
     """Return the plan for a calibration in the available memory. Raises ``calibrate.ram`` if memory is too small."""
     skeleton, (windows, length) = model.skeleton, shape
-    ceiling = available_ram() // 2 if options.max_ram is None else parse_size(options.max_ram) - anonymous_in_use()
-    free = ceiling - RESERVE - options.reserve
+    free = _free(options)
     # While weights are merged, memory holds them twice.
     largest = max(skeleton.nbytes(layer) * (2 if layer.merged else 1) for layer in model.layers)
     ends = {id(site.tensor): 4 * site.tensor.size for site in (model.embedding, model.head) if site is not None}
@@ -111,39 +119,24 @@ def plan_memory(
     )
 
 
-def estimate(model: LayerwiseModel, memory_plan: MemoryPlan, *, by_layers: bool = False) -> CalibratePlan:
-    """Return estimates for a calibration, from short measurements of reading and computing.
+def estimate(
+    model: LayerwiseModel, memory_plan: MemoryPlan, seconds: float = 0.0, *, by_layers: bool = False
+) -> CalibratePlan:
+    """Return estimates for a calibration that takes ``seconds``.
 
     ``by_layers``: the statistics of a layer are deleted before those of the next are summed.
     """
-    skeleton = model.skeleton
     fisher = model.settings.fisher
-    layer = model.layers[0]
-    started = time.perf_counter()
-    with skeleton.loaded(layer):
-        loading = (time.perf_counter() - started) / max(skeleton.nbytes(layer), 1)
-    all_weights = sum(map(skeleton.nbytes, model.layers))
-    products_per_token = sum(_active(model, item, products=True) for item in model.layers)
-    head = 0 if model.head is None else model.head.tensor.size
-    samples = int(memory_plan.sampling)
-    products = (samples + (3 if fisher else 1)) * products_per_token + (samples + (3 if fisher else 0)) * head
-    halves = memory_plan.sums // 4  # the moments are symmetric: half of each is computed
-    operations = memory_plan.tokens * (2 * products + halves)
     reads = (memory_plan.length - 1 if memory_plan.sampling else 0) + 1 + int(fisher)
-    steps = (memory_plan.length - 1) * -(-memory_plan.windows // BATCH) if memory_plan.sampling else 0
-    steps += -(-memory_plan.windows // memory_plan.batch) * (3 if fisher else 1)
-    calls = steps * len(model.layers) * _step_seconds(model.torch)
-    seconds = calls + operations / _speed(model.torch) + (0 if memory_plan.in_memory else reads * all_weights * loading)
-    count = len(model.layers)
     hidden = 4 * memory_plan.tokens * model.width
-    activations = ((count + 1) if fisher else 2) * hidden + (2 * hidden if fisher else 0)
+    activations = ((len(model.layers) + 1) if fisher else 2) * hidden + (2 * hidden if fisher else 0)
     cache = _cached(model, min(memory_plan.windows, BATCH), memory_plan.length) if memory_plan.spilled else 0
     size = max((sum(model.sizes(item)) for item in model.layers), default=0) if by_layers else memory_plan.sums
     return CalibratePlan(
         seconds=seconds,
         memory=memory_plan.weights
         + max(
-            memory_plan.batch * memory_plan.window + min(memory_plan.sums, memory_plan.moment_bytes(layer)),
+            memory_plan.batch * memory_plan.window + min(memory_plan.sums, memory_plan.moment_bytes(model.layers[0])),
             memory_plan.ends,
         ),
         disk=max(cache, activations) + 2 * size,
@@ -152,28 +145,12 @@ def estimate(model: LayerwiseModel, memory_plan: MemoryPlan, *, by_layers: bool 
     )
 
 
-def _speed(torch: Any) -> float:
-    """Return operations per second, the best of several products similar to those of a calibration."""
-    first = torch.ones(_SIDE // 4, _SIDE)
-    second = torch.ones(_SIDE, _SIDE)
-    return float(2 * first.numel() * _SIDE / _shortest(lambda: first @ second))
+def measure_seconds(model: LayerwiseModel, memory_plan: MemoryPlan, tokens: Any, prefix: Sequence[int]) -> float:
+    """Return the seconds that a calibration takes, by measurements; see ``calibration_seconds``.
 
-
-def _step_seconds(torch: Any) -> float:
-    """Return the seconds that a layer takes for one token besides its products: the calls of many small operations."""
-    values = torch.ones(_BATCH, 64)
-    return _CALLS * _shortest(lambda: values * values)
-
-
-def _shortest(call: Callable[[], Any]) -> float:
-    """Return the seconds of a call: the shortest of several, after one that is not measured."""
-    call()
-    seconds = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - started)
-    return max(min(seconds), 1e-7)
+    If the plan keeps the model in memory, this loads the embedding, the head and the layers that are measured.
+    """
+    return calibration_seconds(model, memory_plan, tokens, prefix, partial(_active, model, products=True))
 
 
 def _active(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> int:

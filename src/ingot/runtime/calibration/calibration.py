@@ -105,6 +105,10 @@ class CalibrateOptions:
     reserve: int = field(
         default=0, metadata=about("Bytes of memory that the caller needs during the calibration.", command=False)
     )
+    text_if_large: bool = field(
+        default=False,
+        metadata=about("Read the text in the package if the model does not fit in memory.", command=False),
+    )
     plan: Callable[[CalibratePlan], None] | None = field(
         default=None, metadata=about("Called with the estimates before the run.", command=False)
     )

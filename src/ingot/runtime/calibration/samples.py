@@ -60,13 +60,11 @@ def _draw_batch(
 ) -> Any:
     """Return sequences sampled at temperature 1, after the prefix or else a uniformly drawn token."""
     count, length = shape
-    last = torch.tensor([[*prefix]]).expand(count, -1) if prefix else torch.randint(vocabulary_size(model), (count, 1))
+    last = first_tokens(torch, model, count, prefix)
     tokens = [last]
     progress.advance(last.numel(), "samples")
     for _ in range(length - last.shape[1]):
-        out = model(input_ids=last if device is None else last.to(device), past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        last = draw(torch, require_finite(torch, out.logits[:, -1]).softmax(-1)).cpu()
+        last, cache = draw_token(torch, model, last, cache, device)
         tokens.append(last)
         progress.advance(count, "samples")
     return torch.cat(tokens, 1)
@@ -82,6 +80,22 @@ def draw(torch: Any, probabilities: Any) -> Any:
     sums = probabilities.cumsum(-1)
     heights = torch.rand(len(sums), 1).to(sums.device) * sums[:, -1:]
     return torch.searchsorted(sums, heights, right=True).clamp_(max=sums.shape[-1] - 1)
+
+
+def first_tokens(torch: Any, model: Any, count: int, prefix: Sequence[int]) -> Any:
+    """Return the tokens with which samples begin, i64 [count, tokens]: the prefix, or a uniformly drawn token."""
+    if prefix:
+        return torch.tensor([[*prefix]]).expand(count, -1)
+    return torch.randint(vocabulary_size(model), (count, 1))
+
+
+def draw_token(torch: Any, model: Any, last: Any, cache: Any, device: Any = None) -> tuple[Any, Any]:
+    """Return the next token of each sequence, i64 [count, 1] on the CPU, and the KV cache with the tokens ``last``.
+
+    The model computes on ``device``, by default the CPU.
+    """
+    out = model(input_ids=last if device is None else last.to(device), past_key_values=cache, use_cache=True)
+    return draw(torch, require_finite(torch, out.logits[:, -1]).softmax(-1)).cpu(), out.past_key_values
 
 
 def require_finite(torch: Any, logits: Any) -> Any:

@@ -13,13 +13,14 @@ from ingot.conversion.candidates import stored_rows
 from ingot.conversion.plan import decide, layers_of
 from ingot.core.numeric.dtypes import cast
 from ingot.core.runtime.memory import format_size
+from ingot.core.runtime.parallel import default_workers, ordered
 from ingot.errors import IngotError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.ggml import TYPES
 from ingot.model.statistics import INPUTS, OUTPUTS, SQUARES, ArrayEntry, MatrixStatistics
 from ingot.model.tensor import Array, Tensor
 from ingot.quantization.choice import parse_quantizer
-from ingot.quantization.rounding import IMPORTANCE
+from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED
 from ingot.quantization.tensor import round_tensor
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe
@@ -27,6 +28,13 @@ from ingot.recipes.recipe import Recipe
 _REPEATS = 2
 _ROWS = 128
 _COLUMNS = 256
+_MAX_ROWS = 1024  # of a part: its random second moments are as large as the square of its rows
+_POINTS = 2
+_ENOUGH = 0.2
+"""Seconds of a measurement from which no larger part is measured."""
+
+clock = time.perf_counter
+"""The clock of all measurements."""
 _BYTES_PER_WEIGHT = 32  # while a matrix is rounded: the f32 weight, its target, its result, errors, products
 
 
@@ -34,13 +42,15 @@ _BYTES_PER_WEIGHT = 32  # while a matrix is rounded: the f32 weight, its target,
 class Estimate:
     """The expected cost of a quantization.
 
-    ``calibration`` and ``rounding`` are seconds; ``memory`` is bytes. ``mode`` is the calibration that it is for.
+    ``mode`` is the calibration that it is for. ``calibration`` and ``rounding`` are seconds, ``memory`` and ``disk``
+    bytes that are in use at most during the run.
     """
 
     mode: str
     calibration: float
     rounding: float
     memory: int
+    disk: int = 0
 
     @property
     def seconds(self) -> float:
@@ -50,7 +60,8 @@ class Estimate:
     def describe(self) -> str:
         """Return the estimate as one line."""
         parts = f" ({_duration(self.calibration)} of it calibration)" if self.calibration else ""
-        return f"about {_duration(self.seconds)}{parts}, {format_size(self.memory)} of memory besides the program"
+        disk = f", {format_size(self.disk)} of disk until it is done" if self.disk else ""
+        return f"about {_duration(self.seconds)}{parts}, {format_size(self.memory)} of memory besides the program{disk}"
 
 
 def _duration(seconds: float) -> str:
@@ -60,74 +71,132 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
-class _UnitStatistics:
-    """Statistics of inputs and gradients that are independent, for measuring the time of rounding."""
+class _RandomStatistics:
+    """Statistics of random inputs and gradients, for measuring the time of rounding by a quantizer."""
 
-    def __init__(self, rows: int, columns: int) -> None:
-        self._entries = {
-            INPUTS: ArrayEntry(np.eye(columns, dtype=np.float32)),
-            OUTPUTS: ArrayEntry(np.eye(rows, dtype=np.float32)),
-            SQUARES: ArrayEntry(np.ones(columns, np.float32)),
-        }
+    def __init__(self, quantizer: str, rows: int, columns: int) -> None:
+        inputs = _random_moment(columns)
+        arrays = {SQUARES: inputs.diagonal().copy()}
+        if not quantizer.endswith(IMPORTANCE):
+            arrays[INPUTS] = inputs
+        if quantizer.endswith(TWO_SIDED):
+            arrays[OUTPUTS] = _random_moment(rows)
+        self._entries = {name: ArrayEntry(values) for name, values in arrays.items()}
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
         """Return the same statistics for every matrix."""
         return MatrixStatistics(name, self._entries, 1)
 
 
-def estimate_rounding(checkpoint: Checkpoint, recipe: Recipe) -> tuple[float, int]:
+def _random_moment(size: int) -> Array:
+    values = np.random.default_rng(0).standard_normal((size, size), np.float32)
+    return values.T @ values / np.float32(size)
+
+
+@dataclass(slots=True)
+class _Work:
+    """The work of a rule: the numbers of weights and of products, and the largest tensor as a sample."""
+
+    choice: Choice
+    tensor: Tensor
+    weights: float = 0.0
+    products: float = 0.0
+
+
+def estimate_rounding(checkpoint: Checkpoint, recipe: Recipe, workers: int | None = None) -> tuple[float, int]:
     """Return the seconds and the bytes of memory that a recipe takes on a model.
 
-    One small block of a matrix is rounded for each choice of the recipe; its time is scaled to all matrices.
+    Parts of a matrix are rounded for each choice of the recipe; their times are scaled to all matrices. ``workers``
+    parts are rounded at once, as in a conversion; by default, one per processor.
     """
     layer_count = layers_of(checkpoint)
-    units: dict[int, float] = {}
-    samples: dict[int, tuple[Choice, Tensor]] = {}
+    work: dict[int, _Work] = {}
     largest = 0
     for name, tensor in checkpoint.items():
         choice = decide(checkpoint, name, recipe, layer_count).choice
         choice = choice.candidates[0] if isinstance(choice, Measured) else choice
         if choice is None or len(tensor.shape) < 2 or not tensor.size:
             continue
-        samples.setdefault(id(choice), (choice, tensor))
-        units[id(choice)] = units.get(id(choice), 0.0) + _work(choice, *tensor.matrix_shape)
+        item = work.setdefault(id(choice), _Work(choice, tensor))
+        item.weights += tensor.size
+        item.products += float(tensor.size) * sum(tensor.shape[-2:])
+        if tensor.size > item.tensor.size:
+            item.tensor = tensor
         largest = max(largest, tensor.size)
-    seconds = sum(_seconds_per_unit(*sample) * units[key] for key, sample in samples.items())
+    seconds = sum(_seconds_of(item, workers or default_workers()) for item in work.values())
     return seconds, largest * _BYTES_PER_WEIGHT
 
 
-def _work(choice: Choice, rows: int, columns: int) -> float:
-    """Return units of work for a matrix: products if errors are fed back, else weights."""
-    feeds_back = choice.quantizer is not None and not choice.quantizer.endswith(IMPORTANCE)
-    return float(rows) * columns * (rows + columns if feeds_back else 1)
-
-
-def _seconds_per_unit(choice: Choice, tensor: Tensor) -> float:
-    """Return the seconds of a unit of work: the shortest of several runs, because the first one also loads code."""
-    sample = _sample(choice, tensor)
-    seconds = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        try:
-            if choice.quantizer is None:
-                stored_rows(tensor, choice, sample)
-            else:
-                spec = parse_quantizer(choice.quantizer, choice.codec, choice.options)
-                round_tensor(spec, iter([(tensor.name, cast(sample, "f32"))]), _UnitStatistics(*sample.shape))
-        except IngotError:  # the conversion raises the precise error
+def _seconds_of(work: _Work, workers: int) -> float:
+    """Return the seconds of a rule's work, from measurements of two parts of a matrix, the second one larger."""
+    points: list[tuple[float, float, float]] = []  # weights, products, seconds
+    scale = 1
+    while len(points) < _POINTS or points[-1][2] < _ENOUGH:
+        sample = _sample(work.choice, work.tensor, scale * _ROWS, scale * _COLUMNS)
+        point = float(sample.size), float(sample.size) * sum(sample.shape)
+        if points and (points[-1][0] == point[0] or scale * _ROWS > _MAX_ROWS):
+            break
+        seconds = _rounding_seconds(work.choice, work.tensor.name, work.tensor, sample, workers)
+        if seconds is None:
             return 0.0
-        seconds.append(time.perf_counter() - started)
-    return min(seconds) / _work(choice, *sample.shape)
+        points.append((*point, seconds))
+        scale *= 2
+    per_weight, per_product = _fit(points, feeds_back=_feeds_back(work.choice))
+    return per_weight * work.weights + per_product * work.products
 
 
-def _sample(choice: Choice, tensor: Tensor) -> Array:
+def _feeds_back(choice: Choice) -> bool:
+    """Return whether errors are fed back, so that a part of the work are products with second moments."""
+    return choice.quantizer is not None and not choice.quantizer.endswith(IMPORTANCE)
+
+
+def _fit(points: Sequence[tuple[float, float, float]], *, feeds_back: bool) -> tuple[float, float]:
+    """Return the seconds per weight and per product that the last two measurements show; neither is negative."""
+    weights, products, seconds = points[-1]
+    if not feeds_back or len(points) == 1:
+        return seconds / weights, 0.0
+    fewer_weights, fewer_products, fewer_seconds = points[-2]
+    determinant = weights * fewer_products - products * fewer_weights
+    per_weight = (seconds * fewer_products - products * fewer_seconds) / determinant
+    per_product = (weights * fewer_seconds - seconds * fewer_weights) / determinant
+    if per_weight < 0:
+        return 0.0, seconds / products
+    return (seconds / weights, 0.0) if per_product < 0 else (per_weight, per_product)
+
+
+def _rounding_seconds(choice: Choice, name: str, tensor: Tensor, sample: Array, workers: int) -> float | None:
+    """Return the seconds of rounding a sample, while ``workers`` threads round it; None if it cannot be rounded."""
+    statistics = None if choice.quantizer is None else _RandomStatistics(choice.quantizer, *sample.shape)
+
+    def run(_: int) -> None:
+        if choice.quantizer is None or statistics is None:
+            stored_rows(tensor, choice, sample)
+        else:
+            spec = parse_quantizer(choice.quantizer, choice.codec, choice.options)
+            round_tensor(spec, iter([(name, cast(sample, "f32"))]), statistics)
+
+    seconds = 0.0
+    for _ in range(_REPEATS):
+        started = clock()
+        try:
+            for _result in ordered(run, range(workers), workers):
+                pass
+        except IngotError:  # the conversion raises the precise error
+            return None
+        seconds = (clock() - started) / workers
+        if seconds > _ENOUGH:
+            break  # the first run also loads code, which is a small part of a long run
+    return seconds
+
+
+def _sample(choice: Choice, tensor: Tensor, max_rows: int, max_columns: int) -> Array:
     """Return the first rows and columns of a tensor as a matrix, in whole groups and blocks."""
-    rows, columns = tensor.matrix_shape
+    rows, columns = tensor.shape[-2:]
     group = choice.options.get("group")
     unit = lcm(group if isinstance(group, int) else 1, _block_columns(choice))
-    width = min(columns, max(unit, _COLUMNS // unit * unit))
+    width = min(columns, max(unit, max_columns // unit * unit))
     first = tensor[tuple(0 for _ in tensor.shape[:-2])] if len(tensor.shape) > 2 else tensor
-    block: Sequence[slice] = (slice(0, min(rows, _ROWS)), slice(0, width))
+    block: Sequence[slice] = (slice(0, min(rows, max_rows)), slice(0, width))
     return np.ascontiguousarray(first[tuple(block)])
 
 

@@ -97,7 +97,7 @@ def _fits(options: QuantizeOptions, estimate: Estimate) -> bool:
 
 
 def _estimate(mode: str, plan: CalibratePlan, rounding: tuple[float, int]) -> Estimate:
-    return Estimate(mode, plan.seconds, rounding[0], max(plan.memory, rounding[1]))
+    return Estimate(mode, plan.seconds, rounding[0], max(plan.memory, rounding[1]), plan.disk)
 
 
 def _calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
@@ -105,10 +105,16 @@ def _calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
     from ingot.runtime.calibration.calibrate import ModelCalibration
 
     settings = CalibrateOptions(
-        options.model, "", max_ram=options.max_ram, progress=options.progress, device=options.device
+        options.model,
+        "",
+        max_ram=options.max_ram,
+        progress=options.progress,
+        device=options.device,
+        fisher=mode == FULL,
+        text_if_large=True,
     )
-    if mode != FULL:
-        settings = replace(settings, text=BUILT_IN, fisher=False, largest=1 if mode == IMPORTANCE else None)
+    if mode == IMPORTANCE:
+        settings = replace(settings, text=BUILT_IN, largest=1)
     return ModelCalibration(settings)
 
 
