@@ -249,6 +249,7 @@ fuzz: $(VENV)/.installed $(VENV)/.fuzz
 	$(BIN)/python -m tests.fuzz.fuzz_seals -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python -m tests.fuzz.fuzz_libraries -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python -m tests.fuzz.fuzz_pickles -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.fuzz_packed -max_total_time=$(FUZZ_SECONDS)
 
 damage: $(VENV)/.installed
 	$(BIN)/python -m tests.damage.run

@@ -9,39 +9,56 @@ namespace ingot::INGOT_ISA {
 namespace {
 
 constexpr std::size_t kValues = 256, kHalves = 16;
+constexpr std::size_t kTableMost = 4 + 2 * kValues;  // bytes of the largest table
 constexpr std::size_t kMoveTile = 8192;  // bytes of records that stay in the first-level cache
 
 using Frequencies = std::uint16_t[kValues];
 
-// Computes the frequencies of pairs from those of both halves, each with the sum 2^kRansBits: the product, rounded to
-// nearest and at least 1. Then values above half of the largest frequency are changed by one, in ascending order and
-// repeatedly, until the sum fits.
-void multiply(const std::uint16_t* low, const std::uint16_t* high, Frequencies& result) {
-  constexpr std::uint32_t half = 1u << (kRansBits - 1);
+// Changes frequencies above half of the largest one by one, in ascending order of values and repeatedly, until the sum
+// is 2^kRansBits.
+void correct_sum(std::uint16_t* freq, std::size_t values) {
   std::int32_t remaining = 1 << kRansBits;
-  for (std::size_t value = 0; value < kValues; ++value) {
-    const std::uint32_t product = std::uint32_t{high[value / kHalves]} * low[value % kHalves];
-    const std::uint32_t nearest = (product + half) >> kRansBits;
-    result[value] = static_cast<std::uint16_t>(product == 0 ? 0 : nearest == 0 ? 1 : nearest);
-    remaining -= result[value];
-  }
+  for (std::size_t value = 0; value < values; ++value) remaining -= freq[value];
   while (remaining != 0) {
     std::uint32_t largest = 0;
-    for (const std::uint16_t freq : result) largest = freq > largest ? freq : largest;
+    for (std::size_t value = 0; value < values; ++value) largest = freq[value] > largest ? freq[value] : largest;
     const std::int32_t step = remaining < 0 ? -1 : 1;
-    for (std::size_t value = 0; value < kValues && remaining != 0; ++value) {
-      if (2u * result[value] <= largest) continue;
-      result[value] = static_cast<std::uint16_t>(result[value] + step);
+    for (std::size_t value = 0; value < values && remaining != 0; ++value) {
+      if (2u * freq[value] <= largest) continue;
+      freq[value] = static_cast<std::uint16_t>(freq[value] + step);
       remaining -= step;
     }
   }
 }
 
-void set_plan(const Frequencies& freq, AnsPlan& plan) {
-  for (std::size_t value = 0; value < kValues; ++value) plan.freq[value] = freq[value];
+// Computes the frequencies of pairs from those of both halves, each with the sum 2^kRansBits: the product, rounded to
+// nearest and at least 1, with a corrected sum.
+void multiply(const std::uint16_t* low, const std::uint16_t* high, Frequencies& result) {
+  constexpr std::uint32_t half = 1u << (kRansBits - 1);
+  for (std::size_t value = 0; value < kValues; ++value) {
+    const std::uint32_t product = std::uint32_t{high[value / kHalves]} * low[value % kHalves];
+    const std::uint32_t nearest = (product + half) >> kRansBits;
+    result[value] = static_cast<std::uint16_t>(product == 0 ? 0 : nearest == 0 ? 1 : nearest);
+  }
+  correct_sum(result, kValues);
+}
+
+// Scales counts to frequencies in the same way.
+void scale(const std::uint32_t* counts, std::size_t values, std::uint16_t* freq) {
+  std::uint64_t total = 0;
+  for (std::size_t value = 0; value < values; ++value) total += counts[value];
+  for (std::size_t value = 0; value < values; ++value) {
+    const std::uint64_t nearest = ((std::uint64_t{counts[value]} << kRansBits) + total / 2) / total;
+    freq[value] = static_cast<std::uint16_t>(counts[value] == 0 ? 0 : nearest == 0 ? 1 : nearest);
+  }
+  correct_sum(freq, values);
+}
+
+void set_plan(const std::uint16_t* freq, std::size_t values, AnsPlan& plan) {
+  std::memcpy(plan.freq, freq, values * sizeof *freq);
   plan.first = 0;
   while (!plan.freq[plan.first]) ++plan.first;
-  plan.last = kValues - 1;
+  plan.last = values - 1;
   while (!plan.freq[plan.last]) --plan.last;
 }
 
@@ -87,27 +104,28 @@ void count_contexts(const SymbolShape& shape, std::size_t* symbols, std::size_t*
   for (std::size_t context = 0, start = 0; context < kContextsMost; start += symbols[context++]) starts[context] = start;
 }
 
-// Writes the table of a context and stores its frequencies in `plan`; returns null if it would pass `end`.
+// Writes the table of a context and stores its frequencies in `plan`; returns null if there may be too little room.
 Byte* write_table(const std::uint32_t* counts, bool pairs, AnsPlan& plan, Byte* p, const Byte* end) {
+  if (static_cast<std::size_t>(end - p) < kTableMost) return nullptr;
+  Frequencies freq;
   if (!pairs) {
-    plan_ans<kRansBits>(counts, kValues, plan);
-    return static_cast<std::size_t>(end - p) < plan.table_bytes ? nullptr : write_frequencies(plan, p);
+    scale(counts, kValues, freq);
+    set_plan(freq, kValues, plan);
+    return write_frequencies(plan, p);
   }
   std::uint32_t halves[2][kHalves] = {};
   for (std::size_t value = 0; value < kValues; ++value) {
     halves[0][value % kHalves] += counts[value];
     halves[1][value / kHalves] += counts[value];
   }
-  std::uint16_t freq[2][kHalves];
+  std::uint16_t half_freq[2][kHalves];
   for (std::size_t k = 0; k < 2; ++k) {
-    plan_ans<kRansBits>(halves[k], kHalves, plan);
-    if (static_cast<std::size_t>(end - p) < plan.table_bytes) return nullptr;
+    scale(halves[k], kHalves, half_freq[k]);
+    set_plan(half_freq[k], kHalves, plan);
     p = write_frequencies(plan, p);
-    std::memcpy(freq[k], plan.freq, sizeof freq[k]);
   }
-  Frequencies both;
-  multiply(freq[0], freq[1], both);
-  set_plan(both, plan);
+  multiply(half_freq[0], half_freq[1], freq);
+  set_plan(freq, kValues, plan);
   return p;
 }
 

@@ -7,6 +7,7 @@ every context of a unit.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -45,11 +46,10 @@ _FRAME = Struct("<II")
 _RAW, _CODED = range(2)
 _PLAIN, _CONSTANT, _SYMBOLS = range(3)
 _MAX_CONTEXTS = 8
-_SMALL = 1 << 16  # symbols of a stream that is coded completely with every number of contexts
-_SAMPLED = 8  # in larger streams, one unit in eight is coded for the choice
+_SAMPLE = 1 << 15  # symbols at least that are coded for the choice of contexts
+_MAX_STEP = 8  # one unit in eight at least is coded for it
 _GAIN = 0.999  # more contexts must save a thousandth, because they take time
 _SLACK = 2048  # the coded symbols of small streams may be larger than the symbols, and are compared all the same
-_MAX_KEY = 0xFFFF
 
 
 def content_of(layout: RecordLayout) -> int:
@@ -71,7 +71,8 @@ def encode_frame(layout: RecordLayout, data: Buffer) -> bytes:
     body = content[: records * layout.record]
     encoded = bytearray((_CODED,))
     if records:
-        target = np.zeros(records * layout.width, np.uint8)
+        target = _scratch(records * layout.width)
+        target[:] = 0
         layout.move(body, target, records, join=False)
         arrays = _split(layout, target, records)
         for stream, symbols in zip(layout.streams, arrays, strict=True):
@@ -80,6 +81,17 @@ def encode_frame(layout: RecordLayout, data: Buffer) -> bytes:
                 break
     encoded += content[len(body) :].tobytes()
     return bytes(encoded) if records and len(encoded) <= len(content) else bytes((_RAW,)) + bytes(data)
+
+
+_LOCAL = threading.local()
+
+
+def _scratch(size: int) -> Array:
+    """Return the first ``size`` bytes of the calling thread's buffer: new pages for every frame would take long."""
+    buffer: Array | None = getattr(_LOCAL, "buffer", None)
+    if buffer is None or len(buffer) < size:
+        buffer = _LOCAL.buffer = np.empty(size, np.uint8)
+    return buffer[:size]
 
 
 def checksum(content: Buffer) -> int:
@@ -96,20 +108,20 @@ def _split(layout: RecordLayout, target: Array, records: int) -> list[Array]:
 
 
 def _keys(stream: Stream, arrays: Sequence[Array], records: int) -> Array | None:
-    """Return the key of every unit of a stream (i32); None if it has no key."""
+    """Return the key of every unit of a stream (u16); None if it has no key."""
     if stream.key == NO_KEY:
         return None
     first = arrays[stream.first]
     if stream.key == HALF:
-        keys = (arrays[stream.second].astype(np.int32) & 0x7F) << 8 | first
+        keys = (arrays[stream.second] & 0x7F).astype(np.uint16) << 8 | first
     elif stream.key == BYTE:
-        keys = first.astype(np.int32)
+        keys = first.astype(np.uint16)
     elif stream.key == MAGNITUDE:
-        keys = np.abs(first.view(np.int8).astype(np.int32))
+        keys = np.abs(first.view(np.int8).astype(np.int16)).astype(np.uint16)
     elif stream.key == CENTERED:
-        keys = np.abs(first.astype(np.int32) - 32)
+        keys = np.abs(first.astype(np.int16) - 32).astype(np.uint16)
     else:
-        keys = (arrays[stream.second].astype(np.int32) << 8) // (first.astype(np.int32) + 1)
+        keys = (arrays[stream.second].astype(np.uint16) << 8) // (first.astype(np.uint16) + 1)
     units = stream.length // stream.unit * records
     return keys if len(keys) == units else np.repeat(keys, units // len(keys))
 
@@ -123,18 +135,21 @@ def _contexts(keys: Array, limits: Array) -> Array:
 
 
 _NO_CONTEXTS = np.empty(0, np.uint8)
+_NO_LIMITS = np.empty(0, np.uint16)
 
 
 def _encode_stream(stream: Stream, symbols: Array, keys: Array | None) -> bytes:
     if bool((symbols == symbols[0]).all()):
         return bytes((_CONSTANT, symbols[0]))
-    limits = np.empty(0, np.int32)
-    if keys is not None and len(symbols) > _SMALL:
-        sample = np.ascontiguousarray(symbols.reshape(-1, stream.unit)[::_SAMPLED]).reshape(-1)
-        limits, coded = _smallest(stream, sample, keys[::_SAMPLED], scale=_SAMPLED)
+    limits = _NO_LIMITS
+    step = min(_MAX_STEP, len(symbols) // _SAMPLE)
+    if keys is not None and step > 1:
+        sample = np.ascontiguousarray(symbols.reshape(-1, stream.unit)[::step]).reshape(-1)
+        limits, _ = _smallest(stream, sample, keys[::step], step)
+        coded = _code(stream, symbols, keys, limits)
     elif keys is not None:
         limits, coded = _smallest(stream, symbols, keys)
-    if keys is None or len(symbols) > _SMALL:
+    else:
         coded = _code(stream, symbols, keys, limits)
     head = bytes((_SYMBOLS, len(limits) + 1)) + limits.astype("<u2").tobytes() + len(coded).to_bytes(4, "little")
     if not len(coded) or len(head) + len(coded) > len(symbols):
@@ -155,13 +170,13 @@ def _smallest(stream: Stream, symbols: Array, keys: Array, scale: int = 1) -> tu
     More contexts are tried as long as they help. ``symbols`` are a sample, of which ``scale`` times as many are coded;
     tables are not larger then.
     """
-    ordered = np.sort(keys)
+    ordered = np.sort(keys, kind="stable")  # by radix
     table = 2 * 16 if stream.pairs else min(256, int(symbols.max()) + 1)
-    best = (np.empty(0, np.int32), np.empty(0, np.uint8))
+    best = (_NO_LIMITS, np.empty(0, np.uint8))
     best_size = float("inf")
     for count in (1, 4, _MAX_CONTEXTS) if stream.unit == 1 else (1, 2, 4):
         quantiles = ordered[[len(ordered) * k // count for k in range(1, count)]]
-        limits = np.unique(quantiles[(quantiles > ordered[0]) & (quantiles <= _MAX_KEY)]).astype(np.int32)
+        limits = np.unique(quantiles[quantiles > ordered[0]])
         coded = _code(stream, symbols, keys, limits)
         tables = table * (len(limits) + 1)
         size = max(0, len(coded) - tables) * scale + tables if len(coded) else float("inf")
@@ -183,7 +198,7 @@ def decode_frame(layout: RecordLayout, frame: Buffer, out: Array, location: str)
         return
     if mode != _CODED or not records or records * layout.width > _MAX_SYMBOLS:
         raise _error("a frame of another mode or size", location)
-    source = np.empty(records * layout.width, np.uint8)
+    source = _scratch(records * layout.width)
     arrays = _split(layout, source, records)
     position = 1
     for stream, symbols in zip(layout.streams, arrays, strict=True):

@@ -205,8 +205,8 @@ def _is_field(field: Field, record: int, width: int) -> bool:
 
 def _is_permutation(layout: RecordLayout) -> bool:
     """Return whether fields stay within their streams, take every bit of a record once, and no target bit twice."""
-    taken = np.zeros(layout.record * 8, np.int64)
-    filled = np.zeros(layout.width * 8, np.int64)
+    read_bits = np.zeros(layout.record * 8, np.int64)
+    written_bits = np.zeros(layout.width * 8, np.int64)
     ends = [start + stream.length for start, stream in zip(layout.starts, layout.streams, strict=True)]
     for field in layout.fields:
         target_bytes = -(-field.count // 8) if field.side == TARGET_BITS else field.count
@@ -216,6 +216,6 @@ def _is_permutation(layout: RecordLayout) -> bool:
         bits = np.arange(field.bits)
         source = elements if field.side == SOURCE_BITS else 8 * elements + field.source_shift + bits
         target = elements if field.side == TARGET_BITS else 8 * elements + field.target_shift + bits
-        np.add.at(taken, 8 * field.source + source.reshape(-1), 1)
-        np.add.at(filled, 8 * field.target + target.reshape(-1), 1)
-    return bool((taken == 1).all() and (filled <= 1).all())
+        np.add.at(read_bits, 8 * field.source + source.reshape(-1), 1)
+        np.add.at(written_bits, 8 * field.target + target.reshape(-1), 1)
+    return bool((read_bits == 1).all() and (written_bits <= 1).all())

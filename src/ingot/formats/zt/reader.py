@@ -209,7 +209,7 @@ def _notes(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, s
     else:
         unknown = _unknown((part.encoding for part in _parts(manifest)), _DEFINED)
     for text, count in unknown:
-        yield "zt.encoding-unknown", f"{count} parts have an unknown encoding: {text[:80]!r}"
+        yield "zt.encoding-unknown", f"{count} parts have an encoding that zTensor 1.2 does not define: {text[:80]!r}"
 
 
 def _remarks(manifest: Manifest, columns: Columns | None) -> Iterator[tuple[str, str]]:

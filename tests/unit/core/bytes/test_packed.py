@@ -168,6 +168,21 @@ def test_cut_parts_and_other_sizes_are_refused() -> None:
             reader(stored, size).readinto(memoryview(bytearray(min(size, len(data)))))
 
 
+@pytest.mark.parametrize(
+    ("column", "change"), [(0, 1), (0, -1), (0, 1 << 20), (1, 1)], ids=["more", "less", "large", "checksum"]
+)
+def test_frames_must_fill_the_part(column: int, change: int) -> None:
+    """An index whose own checksum is right, but whose frames are others."""
+    layout = LAYOUTS["q4_0"]
+    data = skewed(100 * layout.record)
+    frame = packed.encode_frame(layout, data)
+    entry = [len(frame), packed.checksum(data)]
+    assert decode(frame + packed.index_of(layout, [(entry[0], entry[1])]), len(data)) == data
+    entry[column] += change
+    with pytest.raises(FormatError, match="frame"):
+        decode(frame + packed.index_of(layout, [(entry[0], entry[1])]), len(data))
+
+
 GOOD = RecordLayout(2, (Stream(1, 1), Stream(1, 1, False, BYTE, 0)), (Field(0, 1, 1), Field(1, 0, 1)))
 
 
