@@ -26,7 +26,7 @@ from ingot.model.reading.view import View, derive_checkpoint
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
-from ingot.translate import companions, hyper, keys, layer_scalars, pooling, rotary
+from ingot.translate import companions, hyper, keys, layer_scalars, next_token, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
 from ingot.translate.expected import absent_tensors
 from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, family_of, has_classifier
@@ -89,7 +89,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     family = require_family(config if CONFIG in files else None, checkpoint.location)
     config = hyper.usual_keys(config, family)
     named = with_usual_names(checkpoint, family)
-    original = checkpoint = named.checkpoint
+    original = checkpoint = next_token.with_layers(named.checkpoint, config, family)
     packed = packed_latent(checkpoint) if family.latent else []
     can_split = not packed
     checkpoint = apply_steps(split_second_scales(checkpoint), config, family)
@@ -113,6 +113,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         }
     typed |= layer_scalars.to_metadata(checkpoint, family)
     typed |= outer_metadata(outer, family)
+    typed |= next_token.to_metadata(next_token.count_layers(checkpoint, config, family), config, family)
     tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
@@ -266,7 +267,7 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         if name in rotary.TENSORS and tensor.size <= rotary.MAX_FACTORS and _is_small(name, tensor)
     }
     view = layer_scalars.add_tensors(view, metadata, family, _main_dtype(view))
-    config = hyper.to_config(metadata, family, list(view), factors)
+    config = next_token.to_config(metadata, family, hyper.to_config(metadata, family, list(view), factors))
     if family.steps:
         view = undo_steps(view, {**hyper.usual_keys(original, family), **config}, family)
         view = change(view, _narrowing_computed(view, family))
@@ -276,6 +277,7 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     config[dtype_key] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_dtype(view), "float32")
     if original:
         config, changed = hyper.merge_configs(original, _without_token_ids(config, metadata), family)
+    view = next_token.without_layers(view, config, family)
     config, notes = as_plain(config, family)
     view = join_tensors(view, hyper.usual_keys(config, family), family)
     absent = [] if original else absent_tensors(config, family, view)
@@ -435,7 +437,7 @@ def _with_label(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unp
 def _unread_keys(metadata: Mapping[str, Any], family: Family) -> Iterator[str]:
     """Yield metadata keys that no file of the folder holds, unless the family's value is 0, which has no effect."""
     about = {f"general.{name}" for name in ("architecture", "type", "alignment", "file_type", "quantization_version")}
-    read = {ABOUT, TOKENIZER_KEY, *about, *hyper.read_keys(family), *keys.READ}
+    read = {ABOUT, TOKENIZER_KEY, f"{family.arch}.{next_token.KEY}", *about, *hyper.read_keys(family), *keys.READ}
     prefixes = (PREFIX, f"{keys.TEMPLATE}.", *(("tokenizer.",) if companions.stored_files(metadata) else ()))
     for key, value in metadata.items():
         if key not in read and not key.startswith(prefixes) and not (value == 0 and key.startswith(f"{family.arch}.")):
