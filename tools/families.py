@@ -105,7 +105,7 @@ def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
         exact = outputs(model)
         expected[model_type] = {"f32": exact, "q4_0": exact, "f16": outputs(rounded(model))}
         rows[model_type] = {}
-        drop = list(OTHER_PARTS) if model_type in WRAPPERS else None
+        drop = list(OTHER_PARTS) if model_type in WRAPPERS else []
         for variant, recipe in VARIANTS.items():
             file = folder / f"{model_type}.{variant}.gguf"
             try:

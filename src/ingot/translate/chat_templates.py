@@ -34,6 +34,11 @@ class Templates:
         return typed | ({TEMPLATE: ("string", self.by_name[DEFAULT])} if DEFAULT in self.by_name else {})
 
 
+def is_template_file(name: str) -> bool:
+    """Return whether a file of a model folder holds only chat templates."""
+    return name in (JINJA, JSON) or name.startswith(ADDITIONAL)
+
+
 def find(settings: Mapping[str, Any], separate: Mapping[str, Any], texts: Mapping[str, str]) -> Templates:
     """Return the templates of a folder, by the precedence of ``gguf.SpecialVocab``.
 

@@ -272,7 +272,7 @@ def files_of(
 
     Raises ``UnsupportedError`` ``architecture.tokenizer``.
     """
-    files = stored_files(metadata)
+    files = _without_replaced_templates(metadata, stored_files(metadata))
     differences = list[str]()
     files |= _updated_settings(metadata, files)
     if TOKENIZER not in files:
@@ -285,6 +285,25 @@ def files_of(
     return {
         name: _bytes(text, name) if name in SENTENCEPIECE_FILES else text.encode() for name, text in files.items()
     }, differences
+
+
+def _without_replaced_templates(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
+    """Return the stored files with the chat templates of the metadata, if a program replaced these.
+
+    ``tokenizer_config.json`` then holds the templates, and no other file does.
+    """
+    settings = parse_file(files, SETTINGS)
+    stored = chat_templates.find(settings, parse_file(files, chat_templates.JSON), files).to_metadata()
+    names = {key for key in metadata if key == keys.TEMPLATE or key.startswith(f"{keys.TEMPLATE}.")}
+    stored_texts = {key: value for key, (_, value) in stored.items() if key != chat_templates.NAMES}
+    if not files or stored_texts == {key: metadata[key] for key in names}:
+        return dict(files)
+    template = chat_templates.from_metadata(metadata)
+    settings = {**settings, "chat_template": template} if template is not None else settings
+    if template is None:
+        settings.pop("chat_template", None)
+    other_files = {name: text for name, text in files.items() if not chat_templates.is_template_file(name)}
+    return {**other_files, SETTINGS: json.dumps(settings, indent=2, ensure_ascii=False) + "\n"}
 
 
 def special_ids(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, int]:
@@ -310,11 +329,15 @@ def _updated_settings(metadata: Mapping[str, Any], files: Mapping[str, str]) -> 
     texts = metadata.get(keys.TOKENS)
     if not settings or not isinstance(texts, list):
         return {}
-    changed = {}
+    changed: dict[str, Any] = {}
     for role, name in keys.IDS.items():
         token_id = metadata.get(keys.ID.format(name))
         if role in ids and type(token_id) is int and token_id != ids[role] and 0 <= token_id < len(texts):
             changed[f"{role}_token"] = texts[token_id]
+    for role, key in keys.ADD.items():
+        flag = metadata.get(key)
+        if isinstance(flag, bool) and isinstance(settings.get(f"add_{role}_token"), bool):
+            changed |= {f"add_{role}_token": flag} if settings[f"add_{role}_token"] != flag else {}
     return {SETTINGS: json.dumps({**settings, **changed}, indent=2, ensure_ascii=False) + "\n"} if changed else {}
 
 

@@ -124,6 +124,10 @@ class Family:
         Whether norms multiply by 1 + w in transformers (llama.cpp multiplies by w).
     interleaved : bool
         Whether transformers also stacks experts, transposed, with gate and up in alternate columns.
+    predicts : bool
+        Whether llama.cpp's graph has layers that predict further tokens, after the model's own.
+    separate_predictor : bool
+        Whether such a layer is ``mtp`` in transformers' names.
     latent : bool
         Whether keys and values come from a latent vector (DeepSeek's MLA).
     experts : Experts, optional
@@ -219,6 +223,8 @@ class Family:
     permuted: bool = False
     shifted: bool = False
     interleaved: bool = False
+    predicts: bool = False
+    separate_predictor: bool = False
     latent: bool = False
     experts: Experts | None = None
     expert_count: str = "num_experts"

@@ -188,7 +188,16 @@ def _keys(family: Family) -> dict[str, tuple[str, str]]:
 def read_keys(family: Family) -> frozenset[str]:
     """Return the GGUF keys that ``to_config`` and ``pooling`` read, and keys that only repeat others."""
     heads = [*_HEAD, *(f"{name}_mla" for name in _HEAD[:2])]
-    repeated = ["attention.causal", pooling.KEY, pooling.LABELS, "rope.scaling.finetuned", *rotary.READ, *heads]
+    windows = [settings.PATTERN] if family.window_pattern else []
+    repeated = [
+        *windows,
+        "attention.causal",
+        pooling.KEY,
+        pooling.LABELS,
+        "rope.scaling.finetuned",
+        *rotary.READ,
+        *heads,
+    ]
     return frozenset(
         (
             *_keys(family),
@@ -268,7 +277,7 @@ def to_config(
     """
     arch = family.arch
     config: dict[str, Any] = {"architectures": [family.model_class], "model_type": family.model_type, **family.defaults}
-    config |= _values_by_key(metadata, family)
+    config |= _values_by_key(metadata, family) | settings.window_config(metadata, family)
     if family.latent:
         config |= _latent_config(metadata, family, config)
         config[_Q_RANK] = config.get(_Q_RANK) or None
@@ -396,6 +405,8 @@ def merge_configs(
         if isinstance(before, list) and value in before:
             continue
         if key == family.expert_count and same_value(_with_usual_keys(original, family).get(key), value):
+            continue
+        if key == settings.LAYERS and settings.has_same_windows(original, read):
             continue
         if key == _LAYER_COUNT and key not in original and value == len(settings.layer_types(original)):
             continue

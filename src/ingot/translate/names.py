@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ingot.core.border import require
 from ingot.errors import UnsupportedError
+from ingot.translate import next_token
 from ingot.translate.families import UNSUPPORTED, Family
 
 EXTRA = "gguf"
@@ -14,6 +15,7 @@ _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(.+)")
 _BIAS = ".bias"
 _STACKED = (".weight", ".input_scale", ".scale")
 _PARAMETERS = (*_STACKED, _BIAS)
+_PREDICTORS = {gguf_name: name for name, gguf_name in next_token.MODULES.items()}
 
 
 class Expert(NamedTuple):
@@ -78,19 +80,21 @@ class Names:
         if inner in self._family.names:
             return f"blk.{index}.{self._family.names[inner]}"
         module, parameter = _split(inner)
-        stacked = self._stacked_experts(module)
-        if stacked is not None and parameter in _STACKED:
-            return f"blk.{index}.{stacked}{parameter}"
+        separate = self._name_outside_of_the_table(module, parameter)
+        if separate is not None:
+            return f"blk.{index}.{separate}{parameter}"
         if module not in self._family.layer or not self._is_supported(module, parameter):
             return None
         gguf_name = self._gguf_names.get_name(f"{self._family.block}.0.{module}")
         return _join(gguf_name and f"blk.{index}.{gguf_name.removeprefix('blk.0.')}", parameter)
 
-    def _stacked_experts(self, module: str) -> str | None:
-        """Return llama.cpp's name within a layer for a module that stacks all experts; None for any other module."""
+    def _name_outside_of_the_table(self, module: str, parameter: str) -> str | None:
+        """Return llama.cpp's name for a module that stacks all experts, or that only a layer for further tokens has."""
+        if self._family.predicts and module in next_token.MODULES:
+            return next_token.MODULES[module]
         experts = self._family.experts
         prefix, _, last = module.rpartition(".")
-        if experts is None or prefix != experts.prefix or last not in experts.modules:
+        if experts is None or prefix != experts.prefix or last not in experts.modules or parameter not in _STACKED:
             return None
         return f"ffn_{experts.modules[last]}_exps"
 
@@ -110,6 +114,9 @@ class Names:
         if block is None:
             end = self._modules_by_gguf_name.get(module)
             return _join(end and (end if end in self._family.heads else self._base + end), parameter)
+        predictor = _PREDICTORS.get(block[2]) if self._family.predicts else None
+        if predictor is not None:
+            return f"{self._base}{self._family.block}.{int(block[1])}.{predictor}{parameter}"
         module_name = self._modules_by_gguf_name.get(f"blk.0.{block[2]}")
         if module_name is None:
             return None

@@ -19,6 +19,7 @@ HEADS = ("lm_head.weight", "embed_out.weight")
 """Name endings of the heads of transformers' models."""
 WINDOW = "sliding_window"
 LAYERS = "layer_types"
+PATTERN = "attention.sliding_window_pattern"
 _SLIDING = "sliding_attention"
 _ROLES = ("bos", "eos", "pad", "unk", "sep", "cls", "mask", "eot", "eom")
 _BIASES: Mapping[str, tuple[str, ...]] = {
@@ -145,6 +146,19 @@ def window_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, s
         return {}, LAYERS
     start = f"{family.arch}.attention.{WINDOW}"
     return {start: ("u32", window), f"{start}_pattern": ("array:bool", pattern)}, LAYERS
+
+
+def window_config(metadata: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return the layer types that a file's pattern of sliding windows states; nothing without a list of booleans."""
+    pattern = metadata.get(f"{family.arch}.{PATTERN}")
+    if not family.window_pattern or not isinstance(pattern, list) or not all(type(item) is bool for item in pattern):
+        return {}
+    return {LAYERS: [_SLIDING if is_sliding else "full_attention" for is_sliding in pattern]}
+
+
+def has_same_windows(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether the same layers have a sliding window in two configs, in whichever way each states it."""
+    return _sliding_layers(first) == _sliding_layers(second)
 
 
 def require_computed(config: Mapping[str, Any], family: Family) -> None:

@@ -13,7 +13,7 @@ from ingot.errors import UnsupportedError
 from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
-from ingot.translate import config_numbers, rotary, superseded
+from ingot.translate import config_numbers, next_token, rotary, superseded
 from ingot.translate.families import Family, has_classifier
 from ingot.translate.names import Names
 from ingot.views.names import omit, rename
@@ -78,7 +78,7 @@ def plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fami
     plan = TensorPlan()
     stacks: dict[str, dict[int, str]] = {}
     layers = config.get("num_hidden_layers")
-    layers = layers if type(layers) is int else _MAX_LAYERS
+    layers = layers + next_token.count_layers(checkpoint, config, family) if type(layers) is int else _MAX_LAYERS
     for name in checkpoint:
         expert = names.expert(name)
         layer = names.layer(name)

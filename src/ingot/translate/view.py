@@ -26,7 +26,7 @@ from ingot.model.reading.view import View, derive_checkpoint
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.temporary import TemporaryFolder
-from ingot.translate import companions, hyper, keys, layer_scalars, pooling, rotary
+from ingot.translate import companions, foreign_metadata, hyper, keys, layer_scalars, next_token, pooling, rotary
 from ingot.translate.companions import PREFIX, TOKENIZER_KEY
 from ingot.translate.expected import absent_tensors
 from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, family_of, has_classifier
@@ -89,7 +89,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     family = require_family(config if CONFIG in files else None, checkpoint.location)
     config = hyper.usual_keys(config, family)
     named = with_usual_names(checkpoint, family)
-    original = checkpoint = named.checkpoint
+    original = checkpoint = next_token.with_layers(named.checkpoint, config, family)
     packed = packed_latent(checkpoint) if family.latent else []
     can_split = not packed
     checkpoint = apply_steps(split_second_scales(checkpoint), config, family)
@@ -113,6 +113,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
         }
     typed |= layer_scalars.to_metadata(checkpoint, family)
     typed |= outer_metadata(outer, family)
+    typed |= next_token.to_metadata(next_token.count_layers(checkpoint, config, family), config, family)
     tokenizer_metadata, tokenizer_notes = _tokenizer_metadata(files, rows, no_tokenizer=no_tokenizer)
     pooled = pooling.Pooling(files)
     labels = pooling.labels_of(config, _classes(checkpoint, plan)) if has_classifier(family, original) else None
@@ -121,7 +122,8 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     notes += [*tokenizer_notes, *pooling_notes, *companion_notes]
     original_metadata = {key: value for key, value in checkpoint.metadata.items() if key not in ("format", ABOUT)}
     converted = {**typed, **tokenizer_metadata, **pooling_metadata, **companion_metadata}
-    metadata = with_values(to_gguf_metadata(original_metadata), converted)
+    foreign = foreign_metadata.read(checkpoint.companions)
+    metadata = with_values(to_gguf_metadata({**foreign, **original_metadata}), converted)
     view = apply_to_gguf(checkpoint, plan)
     if family.padded and POSITIONS in view:
         view, before = _drop_padding_positions(view, config)
@@ -266,7 +268,7 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         if name in rotary.TENSORS and tensor.size <= rotary.MAX_FACTORS and _is_small(name, tensor)
     }
     view = layer_scalars.add_tensors(view, metadata, family, _main_dtype(view))
-    config = hyper.to_config(metadata, family, list(view), factors)
+    config = next_token.to_config(metadata, family, hyper.to_config(metadata, family, list(view), factors))
     if family.steps:
         view = undo_steps(view, {**hyper.usual_keys(original, family), **config}, family)
         view = change(view, _narrowing_computed(view, family))
@@ -276,6 +278,7 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     config[dtype_key] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(_main_dtype(view), "float32")
     if original:
         config, changed = hyper.merge_configs(original, _without_token_ids(config, metadata), family)
+    view = next_token.without_layers(view, config, family)
     config, notes = as_plain(config, family)
     view = join_tensors(view, hyper.usual_keys(config, family), family)
     absent = [] if original else absent_tensors(config, family, view)
@@ -300,14 +303,21 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
         ]
         stored = [origin for name in scaled for origin in checkpoint.origins_of(name)]
         omissions = {**omissions, **dict.fromkeys(stored, omission)}
-    unread = [*_unread_keys(metadata, family)]
-    if unread:
-        dropped.append(
-            f"metadata {', '.join(unread[:6])}" + (f" and {len(unread) - 6} more" if len(unread) > 6 else "")
-        )
+    unread_files, unread_notes, unread_dropped = _keep_unread(metadata, family)
+    files |= unread_files
     renamed = plan.describe(f"transformers' {family.model_class}") + hint
     view = _with_label(view, {"metadata": {"format": "pt"}, "companions": files}, omissions=omissions)
-    return View(view, [renamed, *notes, *_dropped_note(dropped)])
+    return View(view, [renamed, *notes, *unread_notes, *_dropped_note([*dropped, *unread_dropped])])
+
+
+def _keep_unread(metadata: Mapping[str, Any], family: Family) -> tuple[dict[str, bytes], list[str], list[str]]:
+    """Return the file with metadata that no other file of the folder holds, notes, and what is dropped."""
+    unread = [*_unread_keys(metadata, family)]
+    files = foreign_metadata.to_files(metadata, unread)
+    names = f"metadata {', '.join(unread[:6])}" + (f" and {len(unread) - 6} more" if len(unread) > 6 else "")
+    if files:
+        return files, [f"{names}: kept in {foreign_metadata.FILE}, from which a conversion to GGUF restores them"], []
+    return {}, [], [names] if unread else []
 
 
 def _files(
@@ -435,10 +445,16 @@ def _with_label(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unp
 def _unread_keys(metadata: Mapping[str, Any], family: Family) -> Iterator[str]:
     """Yield metadata keys that no file of the folder holds, unless the family's value is 0, which has no effect."""
     about = {f"general.{name}" for name in ("architecture", "type", "alignment", "file_type", "quantization_version")}
-    read = {ABOUT, TOKENIZER_KEY, *about, *hyper.read_keys(family), *keys.READ}
-    prefixes = (PREFIX, f"{keys.TEMPLATE}.", *(("tokenizer.",) if companions.stored_files(metadata) else ()))
+    read = {ABOUT, TOKENIZER_KEY, f"{family.arch}.{next_token.KEY}", *about, *hyper.read_keys(family), *keys.READ}
+    stored = companions.stored_files(metadata)
+    ids = companions.special_ids(metadata, stored) if stored else {}
+    roles = {keys.ID.format(name): role for role, name in keys.IDS.items()}
+    implied = {key for key, role in roles.items() if role in ids and ids[role] == metadata.get(key)}
+    if stored and not any(name in stored for name in companions.SENTENCEPIECE_FILES):
+        read -= {key for key, role in roles.items() if role not in ids}
     for key, value in metadata.items():
-        if key not in read and not key.startswith(prefixes) and not (value == 0 and key.startswith(f"{family.arch}.")):
+        is_known = key in read or key in implied or key.startswith((PREFIX, f"{keys.TEMPLATE}."))
+        if not is_known and not (value == 0 and key.startswith(f"{family.arch}.")):
             yield key
 
 
