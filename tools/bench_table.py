@@ -1,4 +1,4 @@
-"""Put measured figures into docs/benchmarks.md and the README.
+"""Put measured figures into docs/benchmarks.md and docs/tour.md.
 
     make bench                      measures, runs the demo, writes bench/results/*.json
     python tools/bench_table.py     takes them over into bench/published.json and renders the blocks of both pages
@@ -251,7 +251,7 @@ def main() -> int:
 
     pages = {BENCHMARKS: ("bench", render(figures))}
     if "demo" in figures:
-        pages["README.md"] = ("demo", render_demo(figures["demo"]))
+        pages["docs/tour.md"] = ("demo", render_demo(figures["demo"]))
     for name, (block, text) in pages.items():
         page = ROOT / name
         page.write_text(replace_marked(page.read_text("utf-8"), block, text), "utf-8")

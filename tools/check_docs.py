@@ -330,8 +330,8 @@ def check_tables(root: Path) -> Iterator[str]:
     if (root / runtimes_page.PAGE).read_text("utf-8") != runtimes_page.render():
         yield f"{runtimes_page.PAGE}: the page is not that of the profiles: python tools/runtimes_page.py"
     figures = bench_table.published(root)
-    if marked(readme, "demo") != bench_table.render_demo(figures["demo"]):
-        yield "README.md: the demo's table is not that of bench/published.json: python tools/bench_table.py"
+    if marked((root / "docs" / "tour.md").read_text("utf-8"), "demo") != bench_table.render_demo(figures["demo"]):
+        yield "docs/tour.md: the demo's table is not that of bench/published.json: python tools/bench_table.py"
     if marked(benchmarks, "bench") != bench_table.render(figures):
         yield f"{BENCHMARKS}: the benchmarks are not those of bench/published.json: python tools/bench_table.py"
     if marked(readme, "sizes") != readme_figures.table(root):

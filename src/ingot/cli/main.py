@@ -151,7 +151,7 @@ def _show_completion(ctx: click.Context, parameter: click.Parameter, shell: str 
 
 @click.group(
     cls=_Commands,
-    help="Model weights, smaller, elsewhere, and provably the same.",
+    help="Ingot shrinks, converts and checks language-model weights.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")

@@ -1,4 +1,4 @@
-"""Figures reach the README by way of the committed file, without what only the machine that measured them knows."""
+"""Figures reach the documents by way of the committed file, without what only the machine that measured them knows."""
 
 from __future__ import annotations
 

@@ -64,12 +64,12 @@ def test_what_the_readme_shows_is_in_the_tour(check_docs: ModuleType, readme: An
     def called(page: Any) -> list[list[str]]:
         return [shlex.split(line, comments=True) for line, _ in check_docs.tour(page)]
 
-    assert len(called(readme)) >= 12
+    assert len(called(readme)) >= 9
     assert not [line for line in called(readme) if line not in called(tour_page)]
 
 
 def test_the_first_page_stays_short(readme: Any) -> None:
-    assert len(readme.path.read_text("utf-8").splitlines()) <= 150
+    assert len(readme.path.read_text("utf-8").splitlines()) <= 120
 
 
 def test_ingot_alone_shows_the_six_jobs(
@@ -90,12 +90,14 @@ def test_the_sizes_of_a_large_model_are_those_of_a_plan(readme_figures: ModuleTy
     assert readme_figures.sizes(("bf16", "int8")) == {name: stated[name] for name in ("bf16", "int8")}
 
 
-def test_the_sizes_in_the_demo_table_are_those_of_today(after_demo: Path, check_docs: ModuleType, readme: Any) -> None:
+def test_the_sizes_in_the_demo_table_are_those_of_today(
+    after_demo: Path, check_docs: ModuleType, tour_page: Any
+) -> None:
     """Every run of the demo has its row; sizes from the plan alone, where it knows them."""
     from ingot.conversion.run import prepare
     from ingot.demo.run import RUNS
 
-    table = check_docs.marked(readme.path.read_text("utf-8"), "demo")
+    table = check_docs.marked(tour_page.path.read_text("utf-8"), "demo")
     rows = {tuple(line.split()[:2]): line for line in table.splitlines()[2:-1]}
     assert set(rows) == {("(original)", ".safetensors"), *RUNS}
     for (recipe, suffix), line in rows.items():
