@@ -92,6 +92,10 @@ class _Functions(TorchFunctionMode):
             return func(*args, **options).to(device)
         if func is torch.nn.functional.scaled_dot_product_attention and torch.is_grad_enabled():
             return _attention(*args, **options) if isinstance(args[0], DeviceTensor) else func(*args, **options)
+        if func is torch.where and isinstance(args[0], DeviceTensor):  # torch would create the numbers on device meta
+            args = tuple(
+                DeviceTensor(torch.tensor(value)) if isinstance(value, float | int) else value for value in args
+            )
         if func in _COMPOSITE and isinstance(args[0], DeviceTensor):
             return _run(_COMPOSITE[func], args, options)
         return func(*args, **options)

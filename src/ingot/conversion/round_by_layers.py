@@ -92,12 +92,18 @@ def round_by_layers(
         process,
         str(folder),
         resume=resume,
-        identity=repr([sorted(rounding.choices.items()), sorted(rounding.dtypes.items())]),
+        identity=_identity(rounding),
         reserve=max(costs.values(), default=0),
     )
     replace_statistics(results.statistics)
     for layer in results.layers:
         _restore(layer, rounded, rounding)
+
+
+def _identity(rounding: Rounding) -> str:
+    """Return a text of everything that the rounded matrices depend on besides their statistics."""
+    device = [] if rounding.device is None else [rounding.device.type]
+    return repr([sorted(rounding.choices.items()), sorted(rounding.dtypes.items()), *device])
 
 
 def _tensors_with(statistics: Statistics, rounded: Checkpoint, rounding: Rounding) -> list[str]:

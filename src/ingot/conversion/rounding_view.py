@@ -133,8 +133,8 @@ def round_weights(
                 rule="convert.device",
             )
         return view, None
-    if options.device != CPU:
-        resolve_device(options.device)
+    device = None if options.device == CPU else resolve_device(options.device)
+    device = None if device is None or device.type == CPU else device
     statistics = _LazyStatistics(checkpoint, options)
     notes = list(view.notes)
     if calibration is not None:
@@ -155,6 +155,7 @@ def round_weights(
         statistics_ready=calibration is not None,
         input_scales=recipe.activations in STATIC_ACTIVATIONS,
         replace_statistics=statistics.replace if calibration is None else None,
+        device=device,
     )
     folded, rounding = fold_model(checkpoint, recipe, rounding)
     return View(round_to(folded, rounding), notes), rounding
@@ -250,7 +251,7 @@ def fold_model(checkpoint: Checkpoint, recipe: Recipe, rounding: Rounding) -> tu
         rounding = replace(rounding, load_statistics=folded, replace_statistics=None)
     if not grids:
         return checkpoint, rounding
-    folding = ScaleFolding(checkpoint, graph, grids, rounding.load_statistics, dtypes)
+    folding = ScaleFolding(checkpoint, graph, grids, rounding.load_statistics, dtypes, rounding.device)
     rounding = replace(
         rounding,
         load_statistics=_folded_statistics(rounding.load_statistics, folding),

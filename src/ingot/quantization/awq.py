@@ -80,20 +80,21 @@ def losses(reader: Reader, tried: Sequence[Array]) -> Array:
     grid = reader.grid
     levels = None
     if grid.learnt and grid.scaled:  # a palette's values are learnt for each of the scales
-        levels = learn_levels(reader.weights, grid, _damp(reader.squares))
+        levels = learn_levels(reader.weights, grid, damp(reader.squares))
     return np.array([_loss(reader, reader.expand(scales), levels) for scales in tried])
 
 
 def _loss(reader: Reader, scales: Array, levels: Array | None) -> float:
     # Nearest rounding uses only A's diagonal.
-    factors = Factors(np.zeros((0, 0), np.float32), None, _damp(reader.squares / np.square(scales)))
+    factors = Factors(np.zeros((0, 0), np.float32), None, damp(reader.squares / np.square(scales)))
     scaled = np.ascontiguousarray(reader.weights * scales)
     change = round_matrix(scaled, reader.grid, factors, IMPORTANCE, levels).values() / scales - reader.weights
     weighted = change * reader.squares if reader.inputs is None else multiply(change, reader.inputs)
     return float(np.dot(reader.heavy, np.einsum("rc,rc->r", change.astype(np.float64), weighted)))
 
 
-def _damp(squares: Array) -> Array:
+def damp(squares: Array) -> Array:
+    """Return the weights of squared errors for mean squares of the channels: the mean of 1, damped."""
     mean = squares.mean(dtype=np.float64)
     damped: Array = (squares / mean if mean > 0 else np.zeros_like(squares)) + DAMPING
     return np.ascontiguousarray(damped, np.float32)

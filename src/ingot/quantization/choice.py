@@ -26,6 +26,7 @@ from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import DIVIDE, MULTIPLY, ScaledCodebookLayout
 from ingot.model.layouts.trellis import TrellisLayout, inner_rows
 from ingot.model.tensor import Array
+from ingot.quantization.device.round import round_on_device, rounds_on_device
 from ingot.quantization.entries import round_entries
 from ingot.quantization.factors import Factors
 from ingot.quantization.grid import A_ROW, AS_INTEGERS, FOUR_BITS, GRIDS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
@@ -76,6 +77,11 @@ class QuantizerSpec:
         columns.
         """
         return self.block in ENTRY_TYPES
+
+    @property
+    def on_device(self) -> bool:
+        """Whether matrices can be rounded on another device than the CPU."""
+        return not self.streams and not self.entries and rounds_on_device(self.grid)
 
     @property
     def points(self) -> tuple[int, int] | None:
@@ -259,7 +265,7 @@ def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
 
 
 def round_with(
-    spec: QuantizerSpec, weights: Array, factors: Factors, levels: Array | None = None
+    spec: QuantizerSpec, weights: Array, factors: Factors, levels: Array | None = None, device: Any = None
 ) -> list[RoundedMatrix]:
     """Return the matrix ``weights`` rounded as ``spec`` declares: one item, or one per band of rows with its own table.
 
@@ -268,8 +274,12 @@ def round_with(
     weights : f32 [rows, cols]
     levels : f32 [2 ** bits], optional
         A table from an earlier matrix.
+    device : torch.device, optional
+        Rounds there if the spec allows it (``spec.on_device``), else on the CPU.
     """
     grid = spec.grid
+    if device is not None and spec.on_device:
+        return [round_on_device(weights, grid, factors, How(spec.quantizer, spec.act_order), device, levels)]
     if spec.streams:
         return [round_streams(weights, TrellisGrid(grid.bits, grid.group, grid.scales), factors, spec.quantizer)]
     if spec.block is not None and spec.entries:

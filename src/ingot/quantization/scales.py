@@ -49,7 +49,7 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last
         rounded.kernel_grid, targets, first, last, importance[first:last], rounded.scales, rounded.zeros, group
     )
     if row < len(targets):
-        raise _overflow(rounded.grid.scales, row, first, "; use scales=bf16 or scales=f32")
+        raise overflow_error(rounded.grid.scales, row, first, "; use scales=bf16 or scales=f32")
 
 
 def second_of(weights: Array, grid: Grid) -> float:
@@ -103,7 +103,7 @@ def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: i
     weights = np.ascontiguousarray(weights / weights.max(), np.float32)
     block_numbers = numbers_of(nested.type, np.ascontiguousarray(targets[:, first:last]), weights)
     if isinstance(block_numbers, int):
-        raise _overflow("f16", block_numbers // (last - first), first, "")
+        raise overflow_error("f16", block_numbers // (last - first), first, "")
     groups = slice(first // grid.group, -(-last // grid.group))
     rounded.scales[:, groups] = block_numbers.scales
     assert rounded.units is not None
@@ -113,7 +113,8 @@ def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: i
         rounded.zero_units[:, groups] = block_numbers.dmin
 
 
-def _overflow(scales: str, row: int, column: int, hint: str) -> CodecError:
+def overflow_error(scales: str, row: int, column: int, hint: str) -> CodecError:
+    """Return the error for a scale that the type of the scales cannot hold."""
     return CodecError(
         "quantizer.scale-overflow",
         f"{scales} cannot hold the scale of the group at row {row}, column {column}{hint}",

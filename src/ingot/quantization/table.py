@@ -9,8 +9,8 @@ from ingot.model.tensor import Array
 from ingot.quantization.grid import Grid, Rounded
 from ingot.quantization.scales import choose
 
-_TURNS = 2
-_ROUNDS = 12
+TURNS = 2
+ROUNDS = 12
 SAMPLE = 1 << 20
 """The number of sampled weights from which a table with scales is learnt, rounded up to full rows."""
 
@@ -40,7 +40,7 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
     groups = grid.groups(rows.shape[1])
     levels = _start(rows, grid, groups)
     weighted = np.broadcast_to(importance, rows.shape)
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
         rounded = Rounded.start(grid, rows.shape, levels)
         for first in range(0, rows.shape[1], grid.span):
             choose(rounded, rows, importance, first, min(first + grid.span, rows.shape[1]))
@@ -66,7 +66,7 @@ def _start(rows: Array, grid: Grid, groups: Array) -> Array:
     rms = np.sqrt(squares / counts)[:, groups]
     values = (rows / np.where(rms > 0, rms, 1)).reshape(-1)
     count = 1 << grid.bits
-    return _normalize(np.quantile(values, (np.arange(count) + 0.5) / count))
+    return normalize(np.quantile(values, (np.arange(count) + 0.5) / count))
 
 
 def _lloyd(values: Array, weights: Array, levels: Array) -> Array:
@@ -76,15 +76,16 @@ def _lloyd(values: Array, weights: Array, levels: Array) -> Array:
     mass = np.concatenate([[0.0], np.cumsum(weights)])
     moment = np.concatenate([[0.0], np.cumsum(weights * values)])
     centroids = levels.astype(np.float64)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         cuts = np.searchsorted(values, (centroids[1:] + centroids[:-1]) / 2)
         cuts = np.concatenate([[0], cuts, [len(values)]])
         heavy = np.diff(mass[cuts])
         centroids = np.where(heavy > 0, np.diff(moment[cuts]) / np.where(heavy > 0, heavy, 1), centroids)
         centroids = np.maximum.accumulate(centroids)
-    return _normalize(centroids)
+    return normalize(centroids)
 
 
-def _normalize(levels: Array) -> Array:
+def normalize(levels: Array) -> Array:
+    """Return levels in ascending order, rounded to f16, whose largest magnitude is 1."""
     amax = np.abs(levels).max()
     return np.sort((levels / amax if amax > 0 else levels).astype(np.float16)).astype(np.float32)

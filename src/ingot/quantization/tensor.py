@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -220,6 +220,7 @@ def round_tensor(
     weights: Iterable[tuple[str, Array]],
     statistics: StatisticsSource,
     settle: Callable[[Sequence[RoundedMatrix], Array, Factors], None] | None = None,
+    device: Any = None,
 ) -> tuple[Mapping[str, Array], list[Outcome]]:
     """Return the parts of a tensor, and the outcomes of its matrices; all matrices use the first matrix's table.
 
@@ -229,6 +230,8 @@ def round_tensor(
         Each matrix with its name in the statistics.
     settle : callable, optional
         Called last for each matrix with the rounded bands, which it may change, the matrix and its factors.
+    device : torch.device, optional
+        Rounds there if the spec allows it.
     """
     rounded = list[RoundedMatrix]()
     outcomes = []
@@ -242,7 +245,7 @@ def round_tensor(
         for first in range(0, rows, step):
             check_cancelled()
             band = values[first : first + step]
-            bands = round_with(spec, band, factors, rounded[0].levels if rounded else None)
+            bands = round_with(spec, band, factors, rounded[0].levels if rounded else None, device)
             if settle is not None:
                 settle(bands, band, factors)
             rounded += bands

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class Rounding:
     replace_statistics : callable, optional
         Replaces the statistics that ``load_statistics`` returns. None if matrices cannot be rounded layer by layer,
         because the statistics exist already, or because scales are chosen for several matrices together.
+    device : torch.device, optional
+        The device on which matrices are rounded; None for the CPU.
     saved : dict
         Functions that read the parts of tensors that were rounded earlier, by name and role.
     """
@@ -78,6 +80,7 @@ class Rounding:
     statistics_ready: bool = True
     input_scales: bool = False
     replace_statistics: Callable[[StatisticsSource], None] | None = None
+    device: Any = None
     saved: dict[str, Mapping[str, ReadPart]] = field(default_factory=dict)
 
 
@@ -106,7 +109,7 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
         entries = [entry for entry in entries if entry[0] not in scales]
         entries += [(scale, build, name) for scale, (name, build) in scales.items()]
     text = {name: repr(spec) for name, spec in choices.items()}
-    description = [rounding.statistics_id, text]
+    description = [rounding.statistics_id, text, *([] if rounding.device is None else [rounding.device.type])]
     return derive_checkpoint(
         checkpoint,
         lazy_tensors(entries, checkpoint),
@@ -176,6 +179,7 @@ class _RoundedTensor:
         self._outcomes = rounding.outcomes
         self._statistics_ready = rounding.statistics_ready
         self._saved = rounding.saved
+        self._device = rounding.device
         self.layout = self.spec.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
@@ -208,7 +212,7 @@ class _RoundedTensor:
         if saved is not None:
             return {role: _bytes(read()) for role, read in saved.items()}
         spec = replace(self.spec, grid=self._grid())
-        parts, outcomes = round_tensor(spec, _matrices(self.tensor), self._load_statistics())
+        parts, outcomes = round_tensor(spec, _matrices(self.tensor), self._load_statistics(), device=self._device)
         self._outcomes.update({outcome.matrix: outcome for outcome in outcomes})
         return {role: _bytes(array) for role, array in parts.items()}
 

@@ -11,11 +11,13 @@ import torch
 
 import ingot
 from ingot.cli.main import run
+from ingot.conversion import round_by_layers, rounding_view
 from ingot.core.runtime.device import widest_float
 from ingot.errors import IngotError, UsageError
 from ingot.model.statistics import Statistics
 from ingot.runtime.calibration import calibrate as module
 from ingot.runtime.calibration.calibrate_passes import Passes
+from ingot.runtime.calibration.calibration import CalibrateOptions
 from ingot.runtime.calibration.samples import draw
 from tests.support.fake_device import NAME, fake_device
 from tests.support.models import make, make_tokenizer
@@ -169,6 +171,40 @@ def test_sums_are_in_f64_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch
     assert widest_float(torch, torch.device("cpu")) == torch.float64
     with fake_device(monkeypatch):
         assert widest_float(torch, torch.device(NAME)) == torch.float32
+
+
+@ANY_DEVICE
+@pytest.mark.slow
+def test_a_conversion_calibrates_and_rounds_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama", tmp_path / "model", "float32", hidden_size=64, intermediate_size=64)
+    recipe = tmp_path / "gptq.toml"
+    recipe.write_text(RECIPE)
+    expected = ingot.convert(model, tmp_path / "cpu.zt", recipe=recipe, calibration=calibration(model, "cpu"))
+    monkeypatch.setattr(rounding_view, "resolve_device", lambda device: torch.device(NAME, 0))
+    # The second device exists in this thread alone.
+    monkeypatch.setattr(round_by_layers, "ordered", lambda function, items, _: map(function, items))
+    with fake_device(monkeypatch) as mode:
+        report = ingot.convert(
+            model, tmp_path / "out.zt", recipe=recipe, calibration=calibration(model, NAME), device=NAME
+        )
+    assert mode.operations > 1000
+    errors, on_cpu = ([outcome.error for outcome in item.rounded] for item in (report, expected))
+    assert len(errors) > 4
+    assert errors == pytest.approx(on_cpu, rel=0.3)  # other tokens are drawn
+
+
+RECIPE = """
+[[rules]]
+match = ["model.layers.*"]
+min_ndim = 2
+codec = "affine"
+options = { bits = 4, group = 32 }
+quantizer = "gptq"
+"""
+
+
+def calibration(model: Path, device: str) -> Any:
+    return module.ModelCalibration(CalibrateOptions(model, "", samples=4, length=16, fisher=False, device=device))
 
 
 def test_convert_refuses_a_device_that_nothing_would_use(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from ingot.errors import CodecError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
 from ingot.quantization.awq import MAX_ROWS, Reader, candidates, losses
+from ingot.quantization.device.awq import losses_on_device
+from ingot.quantization.device.round import rounds_on_device
 from ingot.quantization.grid import Grid
 from ingot.quantization.maps import RepeatableMap, Scale
 from ingot.quantization.tensor import StatisticsSource
@@ -49,6 +52,8 @@ class ScaleFolding:
         Returns the statistics.
     dtypes : mapping
         Element types of norms, by name. Scales are computed from the rounded norm, so that no error remains.
+    device : torch.device, optional
+        The device that computes the errors; None for the CPU.
     """
 
     checkpoint: Checkpoint
@@ -56,6 +61,7 @@ class ScaleFolding:
     grids: Mapping[str, Grid]
     load_statistics: Callable[[], StatisticsSource]
     dtypes: Mapping[str, str]
+    device: Any = None
     search: ScaleSearch = field(default_factory=ScaleSearch)
     results: dict[str, _StreamScales] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -102,7 +108,8 @@ class ScaleFolding:
             check_cancelled()
             reader = self._reader(site, index, max_rows)
             if reader is not None:
-                total += losses(reader, tried)
+                on_device = self.device is not None and rounds_on_device(reader.grid)
+                total += losses_on_device(reader, tried, self.device) if on_device else losses(reader, tried)
         best = int(total.argmin())
         self.search.gains[stream] = float(total[best] / total[0]) if total[0] > 0 else 1.0
         return tried[best] if best else None

@@ -1,0 +1,186 @@
+"""Rounding on a device with error feedback: columns in turn, all rows together.
+
+Matrices are transposed here, so that a column of weights is contiguous. Errors move the targets of the columns of the
+same step one by one, and those of all later columns by one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.core.runtime.parallel import check_cancelled
+from ingot.errors import ResourceError
+from ingot.quantization.device.levels import DeviceLevels
+from ingot.quantization.device.refit import Scales
+from ingot.quantization.device.scales import search_scales
+from ingot.quantization.factors import DAMPING
+
+_STEP = 128  # columns after which errors are added to the targets of all following columns
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFeedback:
+    """The triangular factor of A on a device; see ``factors.Feedback``."""
+
+    upper: Any
+    diagonal: Any
+    more: float
+
+
+def device_feedback(levels: DeviceLevels, inputs: Any) -> DeviceFeedback:
+    """Return the triangular factor of ``inputs``, f32 [cols, cols]; raises ``ResourceError`` ``quantizer.singular``.
+
+    The factor is computed in f64, on the CPU if the device has no f64.
+    """
+    torch = levels.torch
+    device, dtype = levels.exact
+    reversed_inputs = inputs.flip(0, 1).to(device, dtype)
+    diagonal = reversed_inputs.diagonal()
+    mean = float(diagonal.mean())
+    extra = 0.0
+    for _ in range(_TRIES):
+        lower, failed = torch.linalg.cholesky_ex(reversed_inputs)
+        roots = lower.diagonal().clone()
+        if not int(failed) and bool(roots.isfinite().all()):
+            lower /= roots
+            upper = lower.flip(0, 1).to(torch.float32).to(levels.device).triu_(1)
+            return DeviceFeedback(upper, roots.square().flip(0).to(torch.float32).to(levels.device), extra / mean)
+        more = max(extra * 10, mean * DAMPING)
+        diagonal += more - extra
+        extra = more
+    raise ResourceError(
+        "the second moment is not positive definite: collect statistics from more samples", rule="quantizer.singular"
+    )
+
+
+@dataclass(slots=True)
+class DeviceMatrix:
+    """A matrix in progress on a device, transposed.
+
+    Parameters
+    ----------
+    levels : DeviceLevels
+    weights : f32 [cols, rows]
+    codes : u8 [cols, rows]
+    scales : f32 [groups, rows]
+    zeros : f32 [groups, rows] or None
+    overflows : bool [groups, rows]
+        Rows whose scale exceeds the range of its type.
+    """
+
+    levels: DeviceLevels
+    weights: Any
+    codes: Any
+    scales: Any
+    zeros: Any
+    overflows: Any
+
+    @classmethod
+    def start(cls, levels: DeviceLevels, weights: Any) -> DeviceMatrix:
+        """Return a matrix for ``weights``, f32 [rows, cols], in which all codes and scales are 0."""
+        torch = levels.torch
+        rows, cols = weights.shape
+        groups = -(-cols // levels.grid.group)
+        scales = torch.zeros(groups, rows, device=levels.device)
+        return cls(
+            levels,
+            weights.T.contiguous(),
+            torch.zeros(cols, rows, dtype=torch.uint8, device=levels.device),
+            scales,
+            torch.zeros_like(scales) if levels.with_zeros else None,
+            torch.zeros(groups, rows, dtype=torch.bool, device=levels.device),
+        )
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Return the first column of each group and the column after its last."""
+        cols = len(self.weights)
+        group = self.levels.grid.group
+        return [(first, min(first + group, cols)) for first in range(0, cols, group)]
+
+    def zeros_of(self, group: int) -> Any:
+        """Return the zeros of a group; None for grids without zeros."""
+        return None if self.zeros is None else self.zeros[group]
+
+    def scales_of(self, group: int, rows: slice) -> Scales:
+        """Return the scales of some rows of a group."""
+        return Scales(self.scales[group, rows], None if self.zeros is None else self.zeros[group, rows])
+
+    def set_scales(self, group: int, rows: slice, scales: Scales, selected: Any) -> None:
+        """Replace the scales of the selected ones of some rows of a group."""
+        torch = self.levels.torch
+        self.scales[group, rows] = torch.where(selected, scales.scale, self.scales[group, rows])
+        if self.zeros is not None:
+            self.zeros[group, rows] = torch.where(selected, scales.zero, self.zeros[group, rows])
+
+    def choose(self, targets: Any, importance: Any, span: tuple[int, int], elements: int) -> None:
+        """Choose the scales of one group for ``targets``, f32 [cols, rows]."""
+        first, last = span
+        group = first // self.levels.grid.group
+        result = search_scales(self.levels, targets[first:last].T, importance[first:last], elements)
+        self.scales[group] = result.scales
+        self.overflows[group] = result.overflows
+        if self.zeros is not None:
+            self.zeros[group] = result.zeros
+
+    def decode(self) -> Any:
+        """Return the decoded values: f32 [cols, rows]."""
+        values = self.levels.torch.empty_like(self.weights)
+        for group, (first, last) in enumerate(self.spans()):
+            stored = self.levels.of_codes(self.codes[first:last])
+            values[first:last] = self.levels.values(stored, self.scales[group], self.zeros_of(group))
+        return values
+
+    def nearest(self, importance: Any, elements: int) -> None:
+        """Choose all scales under ``importance``, f32 [cols], and then the nearest levels."""
+        for group, (first, last) in enumerate(self.spans()):
+            check_cancelled()
+            self.choose(self.weights, importance, (first, last), elements)
+            self.codes[first:last] = self.levels.target_codes(
+                self.weights[first:last], self.scales[group], self.zeros_of(group)
+            )
+
+    def feed_back(self, feedback: DeviceFeedback, elements: int) -> None:
+        """Round group by group; the weighted error of each column moves the targets of the columns after it."""
+        targets = self.weights.clone()
+        columns = range(len(self.weights))
+        for first, last in self.spans():
+            check_cancelled()
+            self.choose(targets, feedback.diagonal, (first, last), elements)
+            self._feed(self.weights, targets, feedback.upper, columns, (first, last))
+
+    def feed_back_in_order(
+        self, feedback: DeviceFeedback, importance: Any, order: Sequence[int], elements: int
+    ) -> None:
+        """Round columns in an order, after all scales are chosen; ``feedback`` is the factor of A in this order."""
+        for span in self.spans():
+            check_cancelled()
+            self.choose(self.weights, importance, span, elements)
+        ordered = self.weights[self.levels.torch.tensor(order, device=self.levels.device)]
+        self._feed(ordered, ordered.clone(), feedback.upper, order, (0, len(order)))
+
+    def _feed(self, weights: Any, targets: Any, upper: Any, columns: Sequence[int], span: tuple[int, int]) -> None:
+        """Round the columns of ``span``, whose scales are chosen, and move the targets of all later columns.
+
+        ``columns`` are the columns of the matrix in the order of ``weights``, ``targets`` and ``upper``.
+        """
+        levels = self.levels
+        begin, end = span
+        for start in range(begin, end, _STEP):
+            stop = min(start + _STEP, end)
+            errors = levels.torch.empty_like(targets[start:stop])
+            for index in range(start, stop):
+                column = columns[index]
+                group = column // levels.grid.group
+                scale = self.scales[group]
+                zero = self.zeros_of(group)
+                codes = levels.target_codes(targets[index], scale, zero)
+                self.codes[column] = codes
+                error = weights[index] - levels.values(levels.of_codes(codes), scale, zero)
+                errors[index - start] = error
+                if index + 1 < stop:
+                    targets[index + 1 : stop] += upper[index, index + 1 : stop, None] * error
+            if stop < len(targets):
+                targets[stop:] += upper[start:stop, stop:].T @ errors

@@ -1,0 +1,146 @@
+"""Rounding of a full matrix on a device: the quantizers of ``quantization.rounding`` as torch operations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ingot.core.border import require
+from ingot.core.runtime.device import is_out_of_memory, no_device_memory, release_cached
+from ingot.model.tensor import Array
+from ingot.quantization.device.descent import PASSES, descend
+from ingot.quantization.device.feedback import DeviceMatrix, device_feedback
+from ingot.quantization.device.levels import DeviceLevels
+from ingot.quantization.device.table import learn_on_device
+from ingot.quantization.factors import Factors
+from ingot.quantization.grid import Grid, Rounded
+from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED, How
+from ingot.quantization.scales import overflow_error
+
+_ELEMENTS = 1 << 26, 1 << 22  # values of candidates that are measured together; the second if memory runs out
+_LOCK = threading.Lock()  # one matrix at a time takes the device's memory
+
+
+T = TypeVar("T")
+
+
+def rounds_on_device(grid: Grid) -> bool:
+    """Return whether matrices are rounded to a grid on a device: not to scales nested in blocks or of 8 bits."""
+    return grid.scaled and grid.nested is None and not grid.small
+
+
+def round_on_device(
+    weights: Array, grid: Grid, factors: Factors, how: How, device: Any, levels: Array | None = None
+) -> Rounded:
+    """Return the matrix rounded to a grid; ``error_sums`` are set. The parameters are those of ``round_matrix``.
+
+    Raises
+    ------
+    CodecError
+        ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale.
+    ResourceError
+        ``device.memory``: the device has too little memory for the matrix and its factors.
+    """
+
+    def compute(elements: int) -> Rounded:
+        return _round(weights, grid, factors, how, device, levels, elements)
+
+    return with_less_memory(device, compute)
+
+
+def with_less_memory(device: Any, compute: Callable[[int], T]) -> T:
+    """Return ``compute(elements)``; if the device's memory runs out, again with fewer elements at a time.
+
+    Raises ``ResourceError`` ``device.memory``. One thread at a time computes.
+    """
+    torch = require("torch", "torch")
+    failure: Exception | None = None
+    with _LOCK, torch.no_grad():
+        for elements in _ELEMENTS:
+            try:
+                return compute(elements)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                failure = no_device_memory(device, error)
+            release_cached(torch, device)
+    assert failure is not None
+    raise failure
+
+
+def _round(
+    weights: Array,
+    grid: Grid,
+    factors: Factors,
+    how: How,
+    device: Any,
+    levels: Array | None,
+    elements: int,
+) -> Rounded:
+    torch = require("torch", "torch")
+    values = torch.from_numpy(weights).to(device)
+    importance = torch.from_numpy(factors.weights).to(device)
+    if levels is None:
+        levels = learn_on_device(values, grid, importance, elements) if grid.learnt else grid.levels
+    matrix = DeviceMatrix.start(DeviceLevels(grid, levels, device), values)
+    inputs = torch.from_numpy(factors.inputs).to(device)
+    outputs = None if factors.outputs is None else torch.from_numpy(factors.outputs).to(device)
+    more_damping = 0.0
+    if how.quantizer == IMPORTANCE:
+        matrix.nearest(importance, elements)
+    else:
+        more_damping = _feed_back(matrix, inputs, importance, factors, how, elements)
+    _require_scales(matrix)
+    if how.quantizer == TWO_SIDED:
+        for turn in range(PASSES):
+            descend(matrix, inputs, outputs, refit=turn > 0)
+    return _result(matrix, inputs, outputs, levels, more_damping)
+
+
+def _feed_back(matrix: DeviceMatrix, inputs: Any, importance: Any, factors: Factors, how: How, elements: int) -> float:
+    """Round with feedback; return the damping that the factor needed."""
+    if not how.act_order:
+        feedback = device_feedback(matrix.levels, inputs)
+        matrix.feed_back(feedback, elements)
+        return feedback.more
+    order = np.argsort(-factors.weights, kind="stable")
+    permutation = matrix.levels.torch.from_numpy(order).to(inputs.device)
+    feedback = device_feedback(matrix.levels, inputs[permutation][:, permutation])
+    matrix.feed_back_in_order(feedback, importance, order.tolist(), elements)
+    return feedback.more
+
+
+def _require_scales(matrix: DeviceMatrix) -> None:
+    """Raise ``CodecError`` ``quantizer.scale-overflow`` for the first group whose scale its type cannot hold."""
+    if not bool(matrix.overflows.any()):
+        return
+    group, row = matrix.overflows.nonzero()[0].tolist()
+    grid = matrix.levels.grid
+    raise overflow_error(grid.scales, row, group * grid.group, "; use scales=bf16 or scales=f32")
+
+
+def _result(matrix: DeviceMatrix, inputs: Any, outputs: Any, levels: Array, more_damping: float) -> Rounded:
+    """Copy a matrix to the CPU, with ``tr(G D A D^T)`` and ``tr(G W A W^T)``."""
+    rounded = Rounded.start(matrix.levels.grid, tuple(matrix.codes.T.shape), levels)
+    rounded.codes = np.ascontiguousarray(matrix.codes.T.cpu().numpy())
+    rounded.scales = np.ascontiguousarray(matrix.scales.T.cpu().numpy())
+    if matrix.zeros is not None:
+        rounded.zeros = np.ascontiguousarray(matrix.zeros.T.cpu().numpy())
+    rounded.more_damping = more_damping
+    change = matrix.decode() - matrix.weights
+    error, total = (_weigh(matrix.levels, values, inputs, outputs) for values in (change, matrix.weights))
+    rounded.error_sums = error, total
+    return rounded
+
+
+def _weigh(levels: DeviceLevels, values: Any, inputs: Any, outputs: Any) -> float:
+    """Return ``tr(G V A V^T)`` for transposed values: f32 [cols, rows]."""
+    product = inputs @ values
+    if outputs is not None:
+        product = product @ outputs
+    sums = (values * product).sum(1)
+    device, dtype = levels.exact
+    return float(sums.to(device, dtype).sum())
