@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, BinaryIO
 
+from ingot.archives.differences import Differences, with_external
 from ingot.archives.options import ArchiveOptions
 from ingot.archives.scan import PackedBytes, Scan, Scanner, changed_error
 from ingot.artifacts.archive_layout import KEY, LAYOUT, MAX_LAYOUT, ArchiveLayout, check_names
 from ingot.artifacts.archive_read import plan_reading, problems
 from ingot.artifacts.archive_store import open_archive
+from ingot.artifacts.open import find
 from ingot.codecs.table import CODECS
 from ingot.conversion.placement import plan_unchanged
 from ingot.conversion.plan import PlanRequest, plan_conversion
@@ -26,7 +28,7 @@ from ingot.engine.work import Plan, Step
 from ingot.errors import FormatError, IntegrityError, UsageError
 from ingot.formats.base import WriteOptions
 from ingot.formats.detect import FORMATS
-from ingot.library.cut import IGNORED, files_of, segments
+from ingot.library.cut import IGNORED, Segment, files_of, segments
 from ingot.model import bytesource
 from ingot.model.bytesource import MemorySource
 from ingot.model.checkpoint import Checkpoint
@@ -51,8 +53,9 @@ class Archived(Reportable):
     """The result of archiving.
 
     ``size`` is the size of the files in bytes, ``stored`` that of the archive, and ``saved`` the difference as a share
-    of ``size``. ``objects`` is the number of objects. ``duplicates`` is the number of ranges that are stored once
-    although they occur again, ``duplicate_bytes`` their size. ``resumed`` objects are from an earlier run.
+    of ``size``. ``objects`` is the number of objects, ``differences`` the number of them that are differences.
+    ``duplicates`` is the number of ranges that are stored once although they occur again, ``duplicate_bytes`` their
+    size. ``resumed`` objects are from an earlier run.
     """
 
     source: str
@@ -62,6 +65,7 @@ class Archived(Reportable):
     stored: Bytes
     saved: Ratio
     objects: Count
+    differences: Count
     duplicates: Count
     duplicate_bytes: Bytes
     resumed: Count
@@ -73,6 +77,8 @@ class Archived(Reportable):
         lines = [Line(words)]
         if self.duplicates:
             lines.append(Line("{duplicates} duplicates of {duplicate_bytes} are stored once"))
+        if self.differences:
+            lines.append(Line("{differences} tensors are stored as differences to other versions of them"))
         if self.resumed:
             lines.append(Line("{resumed} objects are from an interrupted run"))
         return Report(figures_of(self), [*lines, Line("note: {item}", items="notes")])
@@ -117,17 +123,20 @@ def archive(options: ArchiveOptions) -> Archived:
     if store.would_overwrite([single] if single else [], destination.url, folder=False):
         raise UsageError("the archive would replace its source", rule="archive.within", where=destination.display)
     names, notes = _names(store, single)
-    parts = segments(store, names, folder=not single)
     with ExitStack() as stack:
-        files = {name: stack.enter_context(closing(store.open(name))) for name in names}
-        size = sum(source.size for source in files.values())
+        model = _opened(stack, store, single, names)
+        base = None if options.against is None else _opened(stack, *find(Location.parse(options.against), "pread"))
+        size = sum(source.size for source in model.files.values())
         progress = Progress(3 * size, options.progress)
         scans: list[Scan] = []
 
         def write(out: BinaryIO) -> None:
             scanner = Scanner(out, progress)
-            for name, source in files.items():
-                scanner.add(name, source, parts[name])
+            if base is not None:
+                for name, source in base.files.items():
+                    scanner.add_base(name, source, base.parts[name])
+            for name, source in model.files.items():
+                scanner.add(name, source, model.parts[name])
             scans.append(scanner.finish())
 
         with closing(temporary_source(write)) as packed:
@@ -135,9 +144,10 @@ def archive(options: ArchiveOptions) -> Archived:
             plan, layout = _plan(scan, packed, folder=not single, options=options)
             replaced = OverwritePolicy(options.overwrite)
             with destination.stage(replaced, directory=False, resume=options.resume) as staging:
-                target = Target(staging, _NAME, _Check(layout, LocalTarget(staging.files), options, progress))
+                check = _Check(layout, LocalTarget(staging.files), base, options, progress)
+                sources = [*model.files.values(), *(base.files.values() if base is not None else ())]
                 resources = Resources(options.max_ram, options.threads, progress)
-                executed = execute(plan, (_Input(list(files.values()), layout),), target, resources)
+                executed = execute(plan, (_Input(sources, layout),), Target(staging, _NAME, check), resources)
     return Archived(
         source=store.location_of(single),
         destination=destination.display,
@@ -146,11 +156,29 @@ def archive(options: ArchiveOptions) -> Archived:
         stored=executed.size,
         saved=1 - executed.size / size if size else 0.0,
         objects=len(layout.objects),
+        differences=len(layout.bases),
         duplicates=scan.duplicates,
         duplicate_bytes=scan.duplicate_bytes,
         resumed=executed.resumed,
         notes=notes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The open files of a folder, or of the single file ``single``, and the tensors in each."""
+
+    store: Store
+    single: str
+    files: Mapping[str, bytesource.ByteSource]
+    parts: Mapping[str, Sequence[Segment]]
+
+
+def _opened(stack: ExitStack, store: Store, single: str, names: Sequence[str] = ()) -> _Opened:
+    """Open the files ``names``, by default all; ``stack`` closes them."""
+    names = names or ([single] if single else sorted(files_of(store, outside=True)))
+    files = {name: stack.enter_context(closing(store.open(name))) for name in names}
+    return _Opened(store, single, files, segments(store, names, folder=not single))
 
 
 def _names(store: Store, single: str) -> tuple[list[str], list[str]]:
@@ -198,15 +226,20 @@ def _plan(
     request = PlanRequest(load_recipe(RECIPE), options=WriteOptions(), workers=options.threads, measured=False)
     planned = plan_conversion(checkpoint, format, request)
     by_name = {step.spec.name: _restorable(step) for step in planned.steps}
+    differences = Differences(scan)
     steps: list[Step] = []
-    for item in scan.objects:
+    for index, item in enumerate(scan.objects):
         if isinstance(item, PackedBytes):
             tensor = item.tensor(packed)
             steps.append(Move(tensor, tensor.spec(), rule="bytes"))
         else:
-            steps.append(by_name[item.name])
+            steps.append(differences.step(index) or by_name[item.name])
     files = scan.files if folder else [replace(scan.files[0], name=scan.files[0].name.rpartition("/")[2])]
-    layout = ArchiveLayout(folder, [step.spec for step in steps], files)
+    layout = with_external(
+        ArchiveLayout(folder, [step.spec for step in steps], files, differences.bases),
+        [item for item, _ in scan.external],
+        "" if options.against is None else Location.parse(options.against).name,
+    )
     tensor = _layout_tensor(layout)
     return (
         Plan(
@@ -275,8 +308,16 @@ class _Input:
 class _Check:
     """Restores all files from the finished archive before it is published, and compares them."""
 
-    def __init__(self, layout: ArchiveLayout, target: LocalTarget, options: ArchiveOptions, progress: Progress) -> None:
+    def __init__(
+        self,
+        layout: ArchiveLayout,
+        target: LocalTarget,
+        base: _Opened | None,
+        options: ArchiveOptions,
+        progress: Progress,
+    ) -> None:
         self._layout = layout
+        self._base = base
         self._target = target
         self._options = options
         self._progress = progress
@@ -287,6 +328,8 @@ class _Check:
         if opened is None or opened[1].layout.files != tuple(self._layout.files):
             raise _unrestorable("the finished archive has another layout than planned", _NAME)
         catalog, archived = opened
+        if self._base is not None:
+            archived.objects.use_base(self._base.store, self._base.single)
         try:
             options = self._options
             reading = plan_reading(archived.objects, archived.layout.files, options.max_ram, options.threads)

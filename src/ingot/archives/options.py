@@ -23,6 +23,14 @@ class ArchiveOptions:
     )
     out: AnyPath = field(metadata=about("Archive to write, such as model.zt.", "--out", "-o", metavar="FILE"))
     _: KW_ONLY
+    against: AnyPath | None = field(
+        default=None,
+        metadata=about(
+            "Another model, archive or artifact of a library: what it contains is not stored, and tensors "
+            "may be stored as differences to it. Restoring needs it too.",
+            metavar="MODEL",
+        ),
+    )
     overwrite: bool = field(default=False, metadata=about("Replace a file."))
     resume: bool = field(default=False, metadata=RESUME)
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
@@ -40,6 +48,9 @@ class RestoreOptions:
     only: Sequence[str] = field(
         default=(),
         metadata=about("Restore only files whose names match (a glob). Any number.", "--only", metavar="PATTERN"),
+    )
+    against: AnyPath | None = field(
+        default=None, metadata=about("The model that the archive was made against.", metavar="MODEL")
     )
     overwrite: bool = field(default=False, metadata=about("Replace a folder that holds a checkpoint and nothing else."))
     resume: bool = field(default=False, metadata=RESUME)

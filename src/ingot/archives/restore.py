@@ -12,7 +12,8 @@ from ingot.archives.options import RestoreOptions
 from ingot.artifacts.archive_layout import ArchivedFile
 from ingot.artifacts.archive_read import check_padding, contents, matches, plan_reading
 from ingot.artifacts.archive_salvage import salvage
-from ingot.artifacts.archive_store import ArchiveStore, open_archive
+from ingot.artifacts.archive_store import BASE_DIGEST, ArchiveStore, open_archive
+from ingot.artifacts.open import find
 from ingot.artifacts.replaceable import require_ours
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
@@ -59,13 +60,19 @@ def restore(options: RestoreOptions) -> Restored:
     UsageError
         ``archive.none``: this is no archive; ``archive.only``: no file matches; ``target.exists``, ``target.foreign``.
     FormatError, IntegrityError
-        ``archive.*``: no file can be restored.
+        ``archive.*``: no file can be restored; ``archive.base-digest``: ``against`` is another model.
+    UnsupportedError
+        ``archive.base``: the archive refers to another model, which ``against`` must name.
     ResourceError
         ``ram.ceiling``; disk full.
     """
     with _opened(Location.parse(options.src)) as (store, fault):
         files = _selected(store, options.only)
         objects = store.objects
+        if options.against is not None:
+            objects.use_base(*find(Location.parse(options.against), "pread"))
+        elif any(map(objects.needs_base, files)):
+            raise objects.base_error()
         reading = plan_reading(objects, files, options.max_ram, options.threads)
         size = sum(file.size for file in files)
         destination = Location.parse(options.out)
@@ -83,7 +90,7 @@ def restore(options: RestoreOptions) -> Restored:
                 try:
                     _write(target, file, contents(objects, file, reading), progress)
                 except IngotError as error:
-                    if isinstance(error, ResourceError):
+                    if isinstance(error, ResourceError) or error.rule == BASE_DIGEST:
                         raise
                     problems.append(error)
                 else:

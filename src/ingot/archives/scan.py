@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
-from ingot.artifacts.archive_layout import ArchivedFile, Span
+from ingot.artifacts.archive_layout import ArchivedFile, External, Span
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import Blake3, Sha256, hex_of
 from ingot.core.bytes.encodings import FRAME, compress_frame
@@ -15,9 +15,11 @@ from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError
 from ingot.library.cut import Segment, covered
+from ingot.library.encode import MIN_DELTA
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.part import Part
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.tensor import Tensor
 
 MAX_UNDIVIDED = 64 << 20
@@ -43,12 +45,15 @@ def changed_error(location: str) -> IntegrityError:
 class Scan:
     """The objects of some files.
 
-    ``files`` refer to ``objects`` by index. ``duplicates`` is the number of ranges whose bytes an earlier object has,
-    ``duplicate_bytes`` their size.
+    ``files`` refer to ``objects`` by index, and to ``external`` ranges of another model by negative indices from -1 on.
+    ``candidates`` maps objects to earlier versions of the same tensor, to which they may be stored as differences.
+    ``duplicates`` is the number of ranges whose bytes an earlier object has, ``duplicate_bytes`` their size.
     """
 
     files: list[ArchivedFile] = field(default_factory=list)
     objects: list[Tensor | PackedBytes] = field(default_factory=list)
+    external: list[tuple[External, Tensor | None]] = field(default_factory=list)
+    candidates: dict[int, int] = field(default_factory=dict)
     duplicates: int = 0
     duplicate_bytes: int = 0
 
@@ -85,6 +90,7 @@ class Scanner:
         self._out = out
         self._progress = progress
         self._seen: dict[tuple[int, str], Span] = {}
+        self._latest: dict[tuple[str, str, str, int], int] = {}
         self._names: set[str] = set()
         self._pending = bytearray()
         self._pending_index: int | None = None
@@ -111,6 +117,24 @@ class Scanner:
             raise changed_error(source.name)
         self.scan.files.append(ArchivedFile(name, size, hex_of(hasher), tuple(spans)))
 
+    def add_base(self, name: str, source: ByteSource, parts: Sequence[Segment]) -> None:
+        """Register the content of a file of another model, which the archive may refer to."""
+        for segment in divided(covered(parts, source.size)):
+            check_cancelled()
+            if segment.size < _MIN_SHARED:
+                continue
+            digest = Blake3()
+            for start in range(0, segment.size, _CHUNK):
+                digest.update(read_bytes(source, segment.start + start, min(_CHUNK, segment.size - start)))
+            key = segment.size, digest.text()
+            item = External(name, segment.start, segment.size, hex_of(digest))
+            tensor = _dense(segment, source, name) if segment.tensor and not _is_packed(segment) else None
+            self.scan.external.append((item, tensor))
+            index = -len(self.scan.external)
+            self._seen.setdefault(key, Span(index, 0, segment.size))
+            if tensor is not None:
+                self._latest[segment.key] = index
+
     def finish(self) -> Scan:
         """Write the bytes that are not written yet; return the result."""
         self._flush()
@@ -127,10 +151,17 @@ class Scanner:
             self._progress.advance(chunk.nbytes, segment.tensor)
         key = segment.size, digest.text()
         span = self._seen.get(key)
+        previous = self._latest.get(segment.key)
         if span is not None:
+            if not span.offset:
+                self._latest[segment.key] = span.object
             return self._shared(span)
         self.scan.objects.append(self._new_tensor(file, source, segment))
-        span = self._seen[key] = Span(len(self.scan.objects) - 1, 0, segment.size)
+        index = len(self.scan.objects) - 1
+        if previous is not None and segment.size >= MIN_DELTA and not _is_packed(segment):
+            self.scan.candidates[index] = previous
+        self._latest[segment.key] = index
+        span = self._seen[key] = Span(index, 0, segment.size)
         return span
 
     def _shared(self, span: Span) -> Span:
@@ -147,18 +178,7 @@ class Scanner:
             new_part = Part(part.dtype, segment.size, source, segment.start, type=part.type, where=name)
             return replace(stored, name=name, parts={role: new_part}, decoder=CODECS[stored.codec])
         name = self._unique(segment.tensor if segment.part == "data" else f"{segment.tensor}.{segment.part}", file)
-        row = DTYPES[segment.dtype]
-        part = Part(
-            row.storage,
-            segment.size,
-            source,
-            segment.start,
-            type=None if row.is_storage else row.name,
-            where=name,
-        )
-        return Tensor(
-            name, segment.shape, segment.dtype, DenseLayout.codec, {"data": part}, decoder=CODECS[DenseLayout.codec]
-        )
+        return _dense(segment, source, name)
 
     def _unique(self, name: str, file: str) -> str:
         unique = name or file
@@ -211,6 +231,14 @@ class Scanner:
         self._packed += len(data)
         self._pending = bytearray()
         self._pending_index = None
+
+
+def _dense(segment: Segment, source: ByteSource, name: str) -> Tensor:
+    """Return the values in a range of a file as a dense tensor."""
+    row = DTYPES[segment.dtype]
+    part = Part(row.storage, segment.size, source, segment.start, type=None if row.is_storage else row.name, where=name)
+    codec = DenseLayout.codec
+    return Tensor(name, segment.shape, segment.dtype, codec, {"data": part}, decoder=CODECS[codec])
 
 
 def _content(tensor: Tensor) -> int:

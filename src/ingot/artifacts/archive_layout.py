@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from ingot.codecs.delta.exact import ID as DELTA
 from ingot.core.files.archive import NameChecker
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.parsing.strictjson import strict_json
@@ -27,6 +28,8 @@ LAYOUT = "ingot.archive"
 FORMAT = "ingot-archive-1"
 MAX_LAYOUT = 1 << 26
 RULE = "archive.layout"
+MAX_DELTAS = 4
+"""The largest number of differences between an object and one that is stored without a base."""
 
 _MAX_SIZE = 1 << 53
 _RATIO = 1 << 16
@@ -54,15 +57,30 @@ class ArchivedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class External:
+    """A range of a file of another model, on which an archive depends, and its BLAKE3 in hexadecimal digits."""
+
+    file: str
+    offset: int
+    size: int
+    blake3: str
+
+
+@dataclass(frozen=True, slots=True)
 class ArchiveLayout:
     """The content of an archive: a folder, or a single file.
 
-    ``objects`` are the specs of all objects in the order in which they are stored.
+    ``objects`` are the specs of all objects in the order in which they are stored. ``external`` are ranges of another
+    model, ``against``; their indices follow those of the objects. ``bases`` maps objects that are stored as differences
+    to the indices of their bases.
     """
 
     folder: bool
     objects: Sequence[TensorSpec]
     files: Sequence[ArchivedFile]
+    bases: Mapping[int, int] = field(default_factory=dict)
+    external: Sequence[External] = ()
+    against: str = ""
 
     @property
     def size(self) -> int:
@@ -74,6 +92,12 @@ class ArchiveLayout:
         fields = {
             "format": FORMAT,
             "folder": self.folder,
+            **({"bases": sorted(self.bases.items())} if self.bases else {}),
+            **(
+                {"against": self.against, "external": [list(astuple(item)) for item in self.external]}
+                if self.external
+                else {}
+            ),
             "objects": [_without_defaults(spec_data(spec)) for spec in self.objects],
             "files": [
                 {
@@ -128,18 +152,54 @@ def parse_layout(raw: bytes, archive_size: int, location: str) -> ArchiveLayout:
     specs = tuple(_spec(item, location) for item in objects)
     if len({spec.name for spec in specs}) != len(specs):
         raise _error("expected objects with distinct names", location)
-    sizes = [content_size(spec) for spec in specs]
+    external = _external(root.get("external", []), location)
+    sizes = [*map(content_size, specs), *(item.size for item in external)]
+    bases = _bases(root.get("bases", []), specs, sizes, location)
+    against = _text(root.get("against", ""), location)
     parsed = tuple(_file(item, sizes, location) for item in files)
     check_names([file.name for file in parsed], location)
     if not folder and (len(parsed) != 1 or "/" in parsed[0].name):
         raise _error("expected a single file, because the archive is no folder", location)
-    if len({span.object for file in parsed for span in file.spans}) != len(specs):
+    used = {span.object for file in parsed for span in file.spans} | set(bases.values())
+    if len(used) != len(sizes):
         raise _error("expected a use of each object by a file", location)
     total = sum(file.size for file in parsed)
     if total > _FLOOR + _RATIO * archive_size:
         message = f"expected files in proportion to an archive of {archive_size} bytes, found {total} bytes"
         raise FormatError("archive.total", message, where=location)
-    return ArchiveLayout(folder, specs, parsed)
+    return ArchiveLayout(folder, specs, parsed, bases, external, against)
+
+
+def _external(value: object, location: str) -> tuple[External, ...]:
+    items = value if isinstance(value, list) else [None]
+    result = []
+    for item in items:
+        fields = item if isinstance(item, list) and len(item) == 4 else [None] * 4
+        name, offset, size, digest = fields
+        if not (_is_size(offset) and _is_size(size) and isinstance(digest, str) and _SHA256.fullmatch(digest)):
+            raise _error("expected external ranges of file, offset, size and blake3", location)
+        result.append(External(_text(name, location), int(str(offset)), int(str(size)), digest))
+    for name in {item.file for item in result}:
+        check_names([name], location)
+    return tuple(result)
+
+
+def _bases(value: object, specs: Sequence[TensorSpec], sizes: Sequence[int | None], location: str) -> dict[int, int]:
+    """Return the bases of objects; each is an earlier object or an external range of the same size."""
+    bases: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    for item in value if isinstance(value, list) else [None]:
+        pair = item if isinstance(item, list) and len(item) == 2 and all(map(_is_size, item)) else [0, 0]
+        index, base = pair
+        earlier = base < index or len(specs) <= base < len(sizes)
+        depth = depths.get(base, 0) + 1
+        if index >= len(specs) or not earlier or index in bases or depth > MAX_DELTAS or sizes[index] != sizes[base]:
+            raise _error("expected bases of the same size before their objects, in short chains", location)
+        bases[index] = base
+        depths[index] = depth
+    if any((spec.codec == DELTA) != (index in bases) for index, spec in enumerate(specs)):
+        raise _error(f"expected a base for each object of codec {DELTA}, and for no other", location)
+    return bases
 
 
 def check_names(names: Sequence[str], location: str) -> None:

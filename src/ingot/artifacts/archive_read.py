@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ingot.artifacts.archive_layout import ArchivedFile
+from ingot.artifacts.archive_layout import MAX_DELTAS, ArchivedFile
 from ingot.artifacts.archive_store import ArchiveObjects, ArchiveStore
 from ingot.core.bytes.checksums import Sha256, hex_of
 from ingot.core.runtime.memory import anonymous_in_use, format_size, parse_size
@@ -57,7 +57,8 @@ def plan_reading(
         )
     objects.max_cached = min(objects.max_cached, budget // 4)
     workers = min(workers, max(1, budget // max(2 * undivided, 1) // 3)) if undivided else workers
-    share = budget // (_COST * (2 * workers + 1))
+    cost = _COST * (MAX_DELTAS if objects.layout.bases else 1)  # a chunk of each base is decoded with that of an object
+    share = budget // (cost * (2 * workers + 1))
     if share < _MIN_STEP:
         return Reading(_MIN_STEP, 1)
     return Reading(min(STEP, share // _MIN_STEP * _MIN_STEP), workers)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ingot.artifacts.archive_layout import MAX_LAYOUT, parse_layout
 from ingot.artifacts.archive_store import ArchiveObjects, ArchiveStore
+from ingot.codecs.delta.exact import ID as DELTA
 from ingot.codecs.lossless.float_entropy import EntropyCodec
 from ingot.core.numeric.dtypes import from_file
 from ingot.errors import FormatError, IngotError
@@ -97,7 +98,7 @@ def _length(source: ByteSource, spec: TensorSpec, part: PartSpec, parts: Mapping
             total += length
             size += content
         return total
-    if spec.codec == EntropyCodec.id and "sizes" in parts:
+    if spec.codec in (EntropyCodec.id, DELTA) and "sizes" in parts:
         sizes = np.frombuffer(parts["sizes"].view(), np.uint8)
         return int(from_file(sizes, "u32").sum(dtype=np.uint64))
     raise _incomplete(source)

@@ -13,15 +13,20 @@ import numpy as np
 
 from ingot.artifacts.archive_layout import KEY, LAYOUT, MAX_LAYOUT, ArchivedFile, ArchiveLayout, content_size
 from ingot.artifacts.archive_layout import parse_layout as parse
+from ingot.codecs.delta.base import delta_codec
+from ingot.codecs.delta.exact import ID as DELTA
+from ingot.codecs.delta.exact_chunks import check_sizes, params_of, unpack
 from ingot.codecs.table import CODECS
-from ingot.core.numeric.dtypes import file_bytes, numpy_dtype, require_inside
-from ingot.errors import FormatError, IngotError, IntegrityError, UsageError
+from ingot.core.bytes.checksums import Blake3, hex_of
+from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, numpy_dtype, require_inside
+from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Catalog
 from ingot.formats.detect import FORMATS
 from ingot.formats.zt.manifest import ALIGNMENT, MAGIC
 from ingot.model.bytesource import ByteSource, Stamp, StampedSource
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import as_tensor_map
+from ingot.model.reading.ranges import read_bytes
 from ingot.model.store import Listing, Store, checked_name
 from ingot.model.tensor import Tensor
 from ingot.stores.location import Location
@@ -30,7 +35,9 @@ from ingot.stores.scheme import Scheme
 SCHEME = "archive"
 _MAX_CACHED = 128 << 20
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+BASE_DIGEST = "archive.base-digest"
 _SMALL = 8 << 20
+_CHUNK = 1 << 20
 
 
 class ArchiveObjects:
@@ -53,9 +60,79 @@ class ArchiveObjects:
         self.location = location
         self._tensors = as_tensor_map(tensors)
         self._sizes = [content_size(spec) for spec in layout.objects]
+        self._base: tuple[Store, str] | None = None
+        self._checked: set[int] = set()
         self._cached: OrderedDict[int, memoryview] = OrderedDict()
         self._lock = threading.Lock()
         self.max_cached = _MAX_CACHED
+
+    def use_base(self, store: Store, single: str) -> None:
+        """Set the model that the archive refers to: a folder, or the file ``single``."""
+        self._base = (store, single)
+
+    def needs_base(self, file: ArchivedFile) -> bool:
+        """Return whether a file contains ranges of another model, or differences to it."""
+        return any(self._root(span.object) >= len(self._sizes) for span in file.spans)
+
+    def _root(self, index: int) -> int:
+        while index in self.layout.bases:  # bases precede their objects, or are external
+            index = self.layout.bases[index]
+        return index
+
+    def base_error(self) -> UnsupportedError:
+        """Return the error ``archive.base`` for access without the other model."""
+        return UnsupportedError(
+            f"the archive refers to another model, {self.layout.against[:200]!r}: restore it with --against MODEL",
+            rule="archive.base",
+            where=self.location,
+        )
+
+    def _read_external(self, index: int, offset: int, out: memoryview) -> None:
+        """Fill ``out`` from an external range, whose digest is checked at the first access.
+
+        Raises ``UnsupportedError`` ``archive.base`` without the other model, ``IntegrityError`` ``archive.base-digest``
+        if it has other bytes.
+        """
+        item = self.layout.external[index - len(self._sizes)]
+        if self._base is None:
+            raise self.base_error()
+        store, single = self._base
+        source = store.open(single or item.file)
+        try:
+            location = store.location_of(single or item.file)
+            if item.offset + item.size > source.size:
+                raise _another_base(location)
+            if index not in self._checked:
+                digest = Blake3()
+                for start in range(0, item.size, _CHUNK):
+                    digest.update(read_bytes(source, item.offset + start, min(_CHUNK, item.size - start)))
+                if hex_of(digest) != item.blake3:
+                    raise _another_base(location)
+                self._checked.add(index)
+            source.readinto(item.offset + offset, out)
+        finally:
+            source.close()
+
+    def _read_difference(self, index: int, tensor: Tensor, offset: int, out: memoryview) -> None:
+        """Fill ``out`` with the content of an object that is stored as a difference."""
+        params = params_of(tensor)
+        chunk = params.chunk * params.width
+        total = tensor.size * params.width
+        first = offset // chunk
+        last = -(-(offset + out.nbytes) // chunk)
+        sizes = tensor.parts["sizes"].array()
+        check_sizes(params, sizes, tensor.size, tensor.parts["planes"].nbytes, tensor.name)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+        planes = np.empty(int(ends[last] - ends[first]), np.uint8)
+        tensor.parts["planes"].readinto(int(ends[first]), planes.data)
+        raw = np.empty(min(last * chunk, total) - first * chunk, np.uint8)
+        self.readinto(self.layout.bases[index], first * chunk, raw.data)
+        row = DTYPES[tensor.dtype]
+        values = from_file(raw, row.storage) if row.is_storage else raw.view(numpy_dtype(row.name))
+        values = np.require(values, requirements=("W", "C"))
+        unpack({"sizes": sizes[first:last], "planes": planes}, values, values, chunk=params.chunk)
+        start = offset - first * chunk
+        out[:] = file_bytes(values)[start : start + out.nbytes]
 
     def tensor(self, index: int) -> Tensor:
         """Return an object's tensor.
@@ -73,6 +150,9 @@ class ArchiveObjects:
             (part,) = tensor.parts.values()
             if part.nbytes != self._sizes[index]:
                 raise FormatError("archive.object", "the object has another size than in the layout", where=location)
+            return tensor
+        if index in self.layout.bases:
+            delta_codec(DELTA).check(tensor)
             return tensor
         codec = CODECS.get(tensor.codec)
         if codec is None or not codec.lossless or not codec.elementwise:
@@ -93,12 +173,18 @@ class ArchiveObjects:
 
     def readinto(self, index: int, offset: int, out: memoryview) -> None:
         """Fill ``out`` with the content of an object from ``offset``, after checking the digests of the bytes read."""
+        if index >= len(self._sizes):
+            self._read_external(index, offset, out)
+            return
         tensor = self.tensor(index)
+        if index in self.layout.bases:
+            self._read_difference(index, tensor, offset, out)
+            return
         if len(tensor.parts) > 1:
             _read_values(tensor, offset, out)
             return
         (part,) = tensor.parts.values()
-        if part.encoding == "raw":
+        if part.encoding != "zstd":
             part.readinto(offset, out)
         elif part.nbytes > _SMALL and out.nbytes == part.nbytes:
             reader = part.reader()
@@ -109,8 +195,10 @@ class ArchiveObjects:
 
     def is_divisible(self, index: int) -> bool:
         """Return whether ranges of the object's content are decoded without the bytes before them."""
+        if index >= len(self._sizes):
+            return True
         spec = self.layout.objects[index]
-        return len(spec.parts) > 1 or spec.parts[0].encoding == "raw"
+        return len(spec.parts) > 1 or spec.parts[0].encoding != "zstd"
 
     def _decompressed(self, index: int, tensor: Tensor) -> memoryview:
         """Return the content of a compressed object, from the cache if it was read recently."""
@@ -126,6 +214,12 @@ class ArchiveObjects:
             while len(self._cached) > 1 and sum(item.nbytes for item in self._cached.values()) > self.max_cached:
                 self._cached.popitem(last=False)
         return data
+
+
+def _another_base(location: str) -> IntegrityError:
+    return IntegrityError(
+        BASE_DIGEST, "the archive was made against another model than this one: name that one", where=location
+    )
 
 
 def _read_values(tensor: Tensor, offset: int, out: memoryview) -> None:

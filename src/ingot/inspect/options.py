@@ -58,7 +58,10 @@ class VerifyOptions:
     )
     base: AnyPath | None = field(
         default=None,
-        metadata=about("Base of an adapter: also check that it has every module of the adapter, with its shape."),
+        metadata=about(
+            "Base of an adapter: also check that it has every module of the adapter, with its shape. Or the "
+            "model that an archive refers to."
+        ),
     )
     engine: str = field(default="local", metadata=ENGINE)
     address: str | None = field(default=None, metadata=ADDRESS)

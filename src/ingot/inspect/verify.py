@@ -83,8 +83,8 @@ def verify(options: VerifyOptions) -> list[Finding]:
             message = f"replaced {item.chunks} of its chunks, which differed from the seal"
             repaired.append(Finding("note", "seal.repaired", item.file, message))
     archived = _archive_findings(location, options)
-    if any(item.level == "error" for item in archived):
-        return archived
+    if archived and (options.base is not None or any(item.level == "error" for item in archived)):
+        return archived  # damaged, or incomplete without another model, so that it does not open as a model
     try:
         source = open_source(location, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
@@ -108,6 +108,10 @@ def _archive_findings(location: Location, options: VerifyOptions) -> list[Findin
     store, _ = find(location, options.io)
     if not isinstance(store, ArchiveStore):
         return []
+    if options.base is not None:
+        if not store.layout.external:
+            return []
+        store.objects.use_base(*find(Location.parse(options.base), options.io))
     progress = Progress(store.layout.size, options.progress)
     findings = [finding_of(error, location.display) for error in problems(store, progress)]
     if not findings:
