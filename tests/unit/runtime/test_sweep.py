@@ -167,6 +167,7 @@ def test_results_for_a_program_are_in_its_container(folder: Path) -> None:
         ({"texts": "a.txt,c.txt"}, "store.missing"),
         ({"texts": "m"}, "store.not-a-file"),
         ({"model": "n"}, "open.missing"),
+        ({"model": "m/model.safetensors"}, "quantize.model"),
         ({"calibration": "c.safetensors"}, "store.missing"),
         ({"out": "x/sweep.json"}, "target.no-parent"),
         ({"out": "a.txt"}, "target.exists"),

@@ -58,6 +58,15 @@ def require_full_model(model: Location) -> None:
     )
 
 
+def single_file_error(model: Location) -> UsageError:
+    """Return the error for a file of a model's folder, if the folder is needed."""
+    return UsageError(
+        f"this is one file of a model; name the folder, {model.parent.display}, which has its config.json",
+        rule="quantize.model",
+        where=model.display,
+    )
+
+
 def _check_calibration(options: QuantizeOptions) -> None:
     text = str(options.calibration)
     if text not in MODES:

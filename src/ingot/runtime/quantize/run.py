@@ -27,7 +27,7 @@ from ingot.quantization import rounding
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe, Rule
-from ingot.runtime.quantize.checks import check_options
+from ingot.runtime.quantize.checks import check_options, single_file_error
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.option_names import with_commands
 from ingot.runtime.quantize.options import AUTO, FULL, GPTQ, GRADES, IMPORTANCE, MODES, NONE, QuantizeOptions
@@ -199,11 +199,7 @@ def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
         if chosen.profile is not None:
             reasons = source_reasons(chosen.profile, chosen.container, source)
             if reasons and not source.is_folder and "config.json" in (model.siblings() or ()):
-                raise UsageError(
-                    f"this is one file of a model; name the folder, {model.parent.display}, which has its config.json",
-                    rule="quantize.model",
-                    where=model.display,
-                )
+                raise single_file_error(model)
             if reasons:
                 raise refusal(Answer(chosen.profile, chosen.container, reasons), source.location)
         if options.allow_requantize:

@@ -10,7 +10,7 @@ from ingot.artifacts.open import find
 from ingot.errors import IngotError, UsageError, printable
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
-from ingot.runtime.quantize.checks import require_full_model, require_target
+from ingot.runtime.quantize.checks import require_full_model, require_target, single_file_error
 from ingot.runtime.sweep.options import SweepOptions
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import AnyPath, Location
@@ -29,8 +29,10 @@ def check_options(options: SweepOptions) -> tuple[Mapping[str, Recipe], Mapping[
         ``target.no-parent``, ``target.exists``.
     """
     model = Location.parse(options.model)
-    find(model)
+    _, name = find(model)
     require_full_model(model)
+    if name and not name.lower().endswith(".gguf") and "config.json" in (model.siblings() or ()):
+        raise single_file_error(model)
     if options.runtime is not None:
         runtime_named(options.runtime)
     names = list(chain.from_iterable(item.split(",") for item in _as_sequence(options.presets)))
