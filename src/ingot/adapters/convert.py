@@ -39,7 +39,7 @@ class AdapterConvertReport(Reportable):
     notes: Texts = ()
 
     def report(self) -> Report:
-        """Return the figures and the lines of text."""
+        """Return the figures of the conversion, and the lines of the text report."""
         lines = [
             Line("{source} ({source_kind}) -> {destination} ({target})"),
             Line("{changed} tensors of the base are changed", "adapter"),

@@ -117,7 +117,7 @@ class Change:
             stored = [cast(cast(np.ascontiguousarray(item, np.float32), dtype), "f32") for item in (a, b)]
         if not all(np.isfinite(item).all() for item in stored):
             raise CodecError(
-                "adapter.values", f"the factors have values past the range of {dtype}; use f32", where=self.name
+                "adapter.values", f"the factors have values beyond the range of {dtype}; use f32", where=self.name
             )
         return Factors(stored[0], stored[1], self._error(*stored))
 

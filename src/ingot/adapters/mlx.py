@@ -109,8 +109,8 @@ def mlx_tensors(changes: Mapping[str, Sequence[Change]], scale: float) -> Iterat
         for item in items:
             if not isinstance(item, LowRank) or item.transposed:
                 raise UnsupportedError(
-                    "MLX adapters cannot express new values, biases and transposed weights beside low-rank matrices; "
-                    "merge the adapter into its base (ingot merge)",
+                    "MLX adapters contain only low-rank matrices; they cannot express new values, biases or transposed "
+                    "weights; merge the adapter into its base (ingot merge)",
                     rule="adapter.unsupported",
                     where=name,
                 )

@@ -93,8 +93,9 @@ def to_gguf_changes(changes: Mapping[str, Sequence[Change]], table: NameTable) -
 
 
 def to_model_changes(changes: Mapping[str, Sequence[Change]], table: NameTable) -> dict[str, list[Change]]:
-    """Return changes keyed by transformers' tensor names, given changes keyed by llama.cpp's; errors:
-    ``to_gguf_changes``.
+    """Return changes keyed by transformers' tensor names, given changes keyed by llama.cpp's names.
+
+    Raises the errors of ``to_gguf_changes``.
     """
     model_names = {gguf: name for name, gguf in table.names.items()}
     result: dict[str, list[Change]] = {}
@@ -123,8 +124,9 @@ def _unsupported(name: str, family: Family) -> UnsupportedError:
 
 
 def _reordered(item: Change, order: Array | None, name: str, table: NameTable) -> Change:
-    """Return a change with the rows of the weight reordered: new row ``i`` is old row ``order[i]``; None keeps the
-    order.
+    """Return a change with the rows of the weight reordered: new row ``i`` is old row ``order[i]``.
+
+    If ``order`` is None, the rows keep their order.
     """
     if isinstance(item, Replacement) and table.family.shifted and name.endswith("norm.weight"):
         raise _unsupported(name, table.family)

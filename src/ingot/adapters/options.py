@@ -71,7 +71,7 @@ class AdapterConvertOptions:
     )
     to: Literal["peft", "gguf", "mlx"] | None = field(
         default=None,
-        metadata=about("Form of the result; default: gguf by suffix, for folders mlx from PEFT and peft from others."),
+        metadata=about("Format of the result; default: gguf for OUT.gguf, else mlx from PEFT, peft from others."),
     )
     overwrite: bool = field(default=False, metadata=OVERWRITE)
 
@@ -88,10 +88,10 @@ class AdapterExtractOptions:
         default=None, metadata=about("Rank of every matrix; 32 without --max-error and --size.", minimum=1)
     )
     max_error: float | None = field(
-        default=None, metadata=about("Smallest ranks that leave at most this share of each change, such as 0.1.")
+        default=None, metadata=about("Smallest ranks with at most this relative error per matrix, such as 0.1.")
     )
     size: int | str | None = field(
-        default=None, metadata=about("Ranks of least error for a file of at most this size, such as 50MB.")
+        default=None, metadata=about("Ranks with the least error in a file of at most this size, such as 50MB.")
     )
     calibration: AnyPath | Statistics | None = field(
         default=None,

@@ -112,9 +112,7 @@ def read_changes(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str,
             rows = settings.token_rows(module, factor.shape)
             changes.setdefault(f"{module}.weight", []).append(Replacement(factor, rows))
         elif "lora_" in short or "_adapter." in short:
-            raise FormatError(
-                TENSORS_RULE, "expected names of PEFT's LoRA, found another part of an adapter", where=name
-            )
+            raise FormatError(TENSORS_RULE, "expected a tensor name of PEFT's LoRA, found another", where=name)
         else:
             changes.setdefault(_without_base_layer(short), []).insert(0, Replacement(factor))
     names = _weight_names(parts, settings)
@@ -412,9 +410,9 @@ def _require_expressible(changes: Mapping[str, Sequence[Change]], low_ranks: Map
     name = ""
     for name, items in changes.items():
         if any(isinstance(item, Addition) or (isinstance(item, Replacement) and item.rows) for item in items):
-            reason = "additions to biases and new rows of embeddings are not written"
+            reason = "Ingot cannot write additions to biases and new rows of embeddings for PEFT"
         elif name in low_ranks and (len(low_ranks[name].a.shape) != 2 or not name.endswith(".weight")):
-            reason = "PEFT's factors of experts depend on the classes of transformers"
+            reason = "PEFT's layout of factors for experts depends on the classes of transformers"
         if reason:
             break
     if len({item.magnitude is not None for item in low_ranks.values()}) > 1:

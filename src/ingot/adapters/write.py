@@ -219,4 +219,4 @@ class _FactorSource(DerivedSource):
         return False
 
     def close(self) -> None:
-        """Do nothing: the adapter owns the files."""
+        """Do nothing: the adapter closes its files."""

@@ -77,7 +77,7 @@ def choose(
     if profile is None and container is None:
         raise UsageError(
             "expected --for with a program (llama.cpp, vllm, mlx, transformers, ...), --type, or an output name with a "
-            "suffix such as .gguf; nothing says which program is to run the result",
+            "suffix such as .gguf; the options do not determine the program that runs the result",
             rule="quantize.option",
         )
     if type is not None:

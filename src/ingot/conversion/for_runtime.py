@@ -50,9 +50,9 @@ def for_runtime(options: ConvertOptions) -> ConvertOptions:
     container = _container_of_source(profile, options) if recipe is None else container_for(profile, recipe)
     if container is None:
         names = ", ".join(presets_of(profile))
-        subject = "this model" if recipe is None else f"what recipe {recipe.name} makes"
+        subject = "this model" if recipe is None else f"the result of recipe {recipe.name}"
         raise UsageError(
-            f"{profile.label} reads no container that holds {subject}; its presets: {names}", rule="convert.runtime"
+            f"{profile.label} reads no container that can hold {subject}; its presets: {names}", rule="convert.runtime"
         )
     return replace(options, format=container)
 

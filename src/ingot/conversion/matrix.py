@@ -39,7 +39,8 @@ class TensorOutcome:
     """The action for one tensor in one format, and the reason if it is decoded or refused.
 
     ``action`` is ``moved``, ``repacked``, ``decoded`` or ``refused``. ``nbytes`` is the size of the result's parts in
-    bytes. ``equal`` lists what is equal after repacking (``integers``, ``scales``, ``f32``, ``type``; ``exactness``).
+    bytes. ``equal`` lists what is equal after repacking (``integers``, ``scales``, ``f32``, ``type``; see
+    ``report.exactness``).
     """
 
     format: str

@@ -62,7 +62,7 @@ class MergeOptions:
         metadata=about("Factor of the merged difference (lambda of the papers); default 1.", panel=_MODELS),
     )
     seed: int | None = field(
-        default=None, metadata=about("Seed of DARE's choice; default 0.", metavar="N", panel=_MODELS)
+        default=None, metadata=about("Random seed of DARE; default 0.", metavar="N", panel=_MODELS)
     )
     weights: AnyPath | None = field(
         default=None,

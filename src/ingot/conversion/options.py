@@ -120,7 +120,7 @@ class ConvertOptions:
         metadata=about("Leave out this share (0 to 1) of each feed-forward network's channels.", panel=_PRUNING),
     )
     prune_block: int | None = field(
-        default=None, metadata=about("Channels that stay or go together; default 64.", panel=_PRUNING)
+        default=None, metadata=about("Channels pruned or kept together; default 64.", panel=_PRUNING)
     )
     prune_compact: bool = field(
         default=False,
@@ -183,7 +183,7 @@ class ConvertOptions:
     )
     target_bpw: float | None = field(
         default=None,
-        metadata=about("The same in bits per weight of all files, such as 3.5.", metavar="BITS", panel=_BUDGET),
+        metadata=about("Like --target-size, but in bits per weight, such as 3.5.", metavar="BITS", panel=_BUDGET),
     )
     max_kl: float | None = field(
         default=None,
@@ -341,7 +341,7 @@ class MatrixOptions:
     _: KW_ONLY
     runtime: str | None = field(
         default=None,
-        metadata=about("Look at the formats that this program reads.", "--for", metavar="RUNTIME"),
+        metadata=about("Check only the formats that this program reads.", "--for", metavar="RUNTIME"),
     )
     keep_names: bool = field(
         default=False, metadata=about("Into GGUF, MLX or out of GGUF, do not change names and order of rows.")

@@ -84,7 +84,7 @@ def require_layers(steps: Sequence[Step], format: Format) -> None:
     if any(step.spec.codec in format.traits.packed_codecs for step in steps):
         return
     stored = [step for step in steps if step.action == DECODED]
-    text = "the source is dense, and no recipe asks for packed layers"
+    text = "the source is dense, and no recipe packs layers"
     if stored:
         text = f"none of the {len(stored)} quantized tensors fits: {why_not_exact(stored[0].tensor, format)}"
     raise UnsupportedError(
@@ -111,7 +111,9 @@ def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> Pa
             mixed_count += len({_scheme(steps[index].spec, format) for index in indices}) > 1
     notes = []
     if dense_count:
-        notes.append(f"{dense_count} more layers stay dense, as others of the same merged matrix do: {_MERGES}")
+        notes.append(
+            f"{dense_count} more layers stay dense, because other parts of the same merged matrix do: {_MERGES}"
+        )
     if mixed_count:
         notes.append(f"vLLM refuses {mixed_count} merged matrices, whose parts are packed in different ways: {_MERGES}")
     return PackedLayers(shared, notes)

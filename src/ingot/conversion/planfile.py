@@ -209,7 +209,7 @@ def read_plan(location: Location, plan_type: type[P]) -> P:
     try:
         return msgspec.convert(data, plan_type)
     except msgspec.ValidationError as error:
-        raise FormatError(RULE, f"this is no valid plan: {error}", where=path) from error
+        raise FormatError(RULE, f"expected a valid plan: {error}", where=path) from error
 
 
 @dataclass(frozen=True, slots=True)

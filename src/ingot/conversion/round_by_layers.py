@@ -107,7 +107,7 @@ def _identity(rounding: Rounding) -> str:
 
 
 def _tensors_with(statistics: Statistics, rounded: Checkpoint, rounding: Rounding) -> list[str]:
-    """Return the tensors to round that have statistics, or whose experts have, in the order of the view."""
+    """Return the names of the tensors to round that have statistics, or have experts with statistics, in order."""
     names = {name.partition(":expert.")[0] for name in statistics.names}
     return [name for name in rounded if name in rounding.choices and name in names]
 

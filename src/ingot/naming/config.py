@@ -1,4 +1,4 @@
-"""Reads ``config.json`` and the other JSON files of a model folder.
+"""Reading of ``config.json`` and the other JSON files of a model folder.
 
 Many programs write these files, most of them with Python's ``json``. NaN, infinities, repeated keys (the last value is
 used), a byte order mark and -0 are therefore accepted. Manifests of Ingot are read by ``core.parsing.strictjson``.

@@ -219,7 +219,7 @@ def _fuses(format: Format) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RecipeBuilder:
-    """Builds recipes from the picks of a search.
+    """A builder of recipes from the picks of a search.
 
     A pick is the index of an option of each group. ``origins`` is the result of ``origins_of``.
     """

@@ -56,7 +56,9 @@ def _request(source: Source, opset: str, context: int | None) -> FullModel:
     values = source.config()
     if not values:
         raise UsageError(
-            "this is no model folder with a config.json; name a model folder", rule=_RULE, where=source.location
+            "expected a model folder with a config.json; name the folder of the model",
+            rule=_RULE,
+            where=source.location,
         )
     if values.get("model_type") != "llama":
         raise UnsupportedError(

@@ -57,7 +57,7 @@ class TensorMerge:
 
 
 class Merger:
-    """Merges one tensor, block by block."""
+    """A merge of one tensor, computed block by block."""
 
     def __init__(self, name: str, size: int, merge: TensorMerge, read: ReadBlock) -> None:
         self._name = name

@@ -133,7 +133,7 @@ def model_merge(options: MergeOptions, base: AdapterRef, models: Sequence[Adapte
     method = options.method or LINEAR
     if method not in METHODS:
         hint = did_you_mean(method, METHODS) or f"; expected one of {', '.join(METHODS)}"
-        raise UsageError(f"no merging method is called {method[:80]!r}{hint}", rule=_RULE)
+        raise UsageError(f"there is no merging method {method[:80]!r}{hint}", rule=_RULE)
     if method == SLERP and len(models) != 1:
         raise UsageError(f"slerp interpolates between two models, found {1 + len(models)}", rule=_RULE)
     if method not in WITHOUT_BASE and base.weight != 1:

@@ -86,7 +86,7 @@ class WeightRules:
         unused = [item.rule.label for index, item in enumerate(self.rules) if index not in self._used]
         if unused:
             raise UsageError(
-                f"{unused[0]} decides on no tensor: none meets its conditions, or earlier rules decide on all of them",
+                f"{unused[0]} applies to no tensor: none meets its conditions, or earlier rules apply to all of them",
                 rule=RULE,
                 where=self.location,
             )
@@ -157,7 +157,7 @@ def _weight_rule(index: int, entry: _RuleEntry, models: Sequence[str], method: s
 def _model_index(name: str, models: Sequence[str], location: str) -> int:
     indices = [index for index, model in enumerate(models) if name in (model, model.rstrip("/").rpartition("/")[2])]
     if len(indices) != 1:
-        problem = "which is not merged" if not indices else "which several models are called"
+        problem = "which is not merged" if not indices else "which is the name of several models"
         raise UsageError(
             f"expected one of the models {', '.join(models)}; found {name[:200]!r}, {problem}",
             rule=RULE,

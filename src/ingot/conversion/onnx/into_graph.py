@@ -364,7 +364,7 @@ class _NamePattern:
 
 
 class OrientationResolver:
-    """Determines the orientation of each tensor that replaces a constant of a graph.
+    """A resolver of the orientation of tensors that replace constants of a graph.
 
     If a matrix is not square, its shape decides. For a square matrix, the operator of the graph determines the expected
     orientation. The orientation in the checkpoint follows from the tensor's name if only graphs use names of this kind.

@@ -282,8 +282,8 @@ def _require_equal(replicas: Sequence[SavedTensor], location: str) -> None:
     values = first.read_rows(0, rows).tobytes()
     if any(saved.read_rows(0, rows).tobytes() != values for saved in replicas[1:]):
         raise UnsupportedError(
-            "expected equal values in all ranks, or a DTensor, found parts of which nothing says how they belong "
-            "together; save the model with torch.distributed.checkpoint",
+            "expected a DTensor, or equal values in all ranks, found plain tensors with different values, which do not "
+            "declare their place in the full tensor; save the model with torch.distributed.checkpoint",
             rule="torchfile.placement",
             where=location,
         )

@@ -110,7 +110,7 @@ class _Machine:
     def pop(self) -> Any:
         value = self._stack.pop()
         if value is _MARK:
-            raise ValueError("a mark in the place of a value")
+            raise ValueError("a mark instead of a value")
         return value
 
     def run(self, operation: str, argument: Any) -> None:
@@ -136,7 +136,7 @@ class _Machine:
 
     def _top(self) -> Any:
         if self._stack[-1] is _MARK:
-            raise ValueError("a mark in the place of a value")
+            raise ValueError("a mark instead of a value")
         return self._stack[-1]
 
     def _take(self, count: int) -> tuple[Any, ...]:
@@ -210,7 +210,7 @@ class _Machine:
     def _stack_global(self, _: Any) -> None:
         module, name = self._take(2)
         if not (isinstance(module, str) and isinstance(name, str)):
-            raise TypeError("a class whose name is no text")
+            raise TypeError("a class whose name is not text")
         self._stack.append(Name(f"{module}.{name}"))
 
     def _reduce(self, _: Any) -> None:
@@ -226,7 +226,7 @@ class _Machine:
 
     def _construct(self, function: Any, arguments: Any) -> None:
         if not isinstance(function, Name | Record) or not isinstance(arguments, tuple):
-            raise TypeError("a call of something that is no class")
+            raise TypeError("a call of an object that is not a class")
         name = function.text if isinstance(function, Name) else f"{function.name}()"
         self._stack.append({} if name == _ORDERED_DICT and not arguments else Record(name, arguments))
 
@@ -236,7 +236,7 @@ class _Machine:
         if isinstance(target, Record):
             target.state = state
         elif not isinstance(target, dict):  # torch adds attributes to state dicts (_metadata): ignored
-            raise TypeError("a state for something that is no object")
+            raise TypeError("a state for a value that is not an object")
 
     def _persid(self, argument: str) -> None:
         self._stack.append(Reference(argument))

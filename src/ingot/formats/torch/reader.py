@@ -227,7 +227,7 @@ def _state(torch: Any, content: Any, name: str) -> Contents:
             return Contents(
                 tensors,
                 unread,
-                f"{name} contains other data than weights, which are left out: {listed}" if keys else "",
+                f"{name} contains data other than weights, which is left out: {listed}" if keys else "",
             )
     raise UnsupportedError(
         f"expected a state dict (names to tensors), or a state dict under {', '.join(_HOLDERS)}, found "

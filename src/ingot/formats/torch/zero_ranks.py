@@ -246,8 +246,8 @@ class _Reader:
             if saved is None or not saved.is_contiguous:
                 raise FormatError(
                     RULE,
-                    "expected the weight, which is not trained; the checkpoint was saved without such weights, which "
-                    "are those of the base",
+                    "expected the frozen weight, but the checkpoint was saved without frozen weights; take them from "
+                    "the base model",
                     where=f"{model.name}: {name[:200]}",
                 )
             count = min(remaining, prod(saved.shape))
