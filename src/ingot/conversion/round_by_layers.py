@@ -18,8 +18,10 @@ from ingot.artifacts.destination import CPU
 from ingot.core.registry import Registry
 from ingot.core.runtime.memory import anonymous_in_use, available_ram, parse_size
 from ingot.core.runtime.parallel import default_workers, ordered
+from ingot.errors import CodecError
 from ingot.model.calibration import Calibration, LayerResult
 from ingot.model.checkpoint import Checkpoint
+from ingot.model.part import Part
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array
 from ingot.quantization.tensor import Outcome, rounding_memory
@@ -113,8 +115,15 @@ def _tensors_with(statistics: Statistics, rounded: Checkpoint, rounding: Roundin
 
 
 def _parts(rounded: Checkpoint, name: str) -> dict[str, Array]:
-    """Return the parts of a rounded tensor as bytes, keyed by role."""
+    """Round a tensor; return its parts as bytes, keyed by role. Errors of rounding name the tensor."""
     parts = rounded[name].parts
+    try:
+        return _bytes_of(parts)
+    except CodecError as error:
+        raise error if error.where else error.add_location(name) from None
+
+
+def _bytes_of(parts: Mapping[str, Part]) -> dict[str, Array]:
     return {role: np.frombuffer(part.source.view(0, part.source.size), np.uint8) for role, part in parts.items()}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ingot
@@ -156,3 +157,17 @@ def test_a_stopped_run_without_resume_leaves_nothing(model: Path, tmp_path: Path
     with pytest.raises(StoppedError):
         ingot.convert(model, tmp_path / "out.zt", recipe=RECIPE, calibration=calibration_of(model, stop_after=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_matrix_that_cannot_be_rounded_is_named(model: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    with ingot.open(model) as checkpoint:
+        tensors = {key: np.array(checkpoint[key].numpy()) for key in checkpoint}
+    tensors[name][0] = 1e30  # its scales are too large for f16, its outputs finite
+    ingot.save(model / "model.safetensors", tensors, overwrite=True)
+    calibration = calibration_of(model, fisher=False)
+    options: dict[str, Any] = {"calibration": calibration, "no_tokenizer": True, "resume": True}
+    with pytest.raises(IngotError) as refused:
+        ingot.convert(model, tmp_path / "out.gguf", recipe="q4_0-calibrated", **options)
+    assert refused.value.rule == "quantizer.scale-overflow"
+    assert str(refused.value).startswith(f"{name}: ")

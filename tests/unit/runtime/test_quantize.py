@@ -21,6 +21,7 @@ from ingot.errors import IngotError
 from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
+from ingot.runtime.calibration.calibration import CalibratePlan
 from ingot.runtime.quantize import run as quantize_run
 from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.option_names import with_commands
@@ -393,6 +394,27 @@ def test_the_model_is_calibrated(run: Run, mode: str, statistics: str, source: s
     assert "of it calibration" in err
     assert f"by {statistics}, from {source}" in out
     assert f"rounded by the statistics of {source}" in out
+
+
+@pytest.mark.parametrize(
+    ("limit", "grade"), [("2h", "full"), ("30m", "gptq"), ("10m", "importance"), ("1s", "none"), (None, "full")]
+)
+def test_the_best_grade_that_fits_the_time_is_chosen(
+    run: Run, monkeypatch: pytest.MonkeyPatch, limit: str | None, grade: str
+) -> None:
+    pytest.importorskip("transformers")
+    from ingot.runtime.calibration.calibrate import ModelCalibration
+
+    def plan(calibration: ModelCalibration) -> CalibratePlan:
+        options = calibration.options
+        seconds = 3600.0 if options.fisher else 300.0 if options.largest == 1 else 1200.0
+        return CalibratePlan(seconds, 1 << 20, 3 << 20, 1 << 20, 1, calibration.source)
+
+    monkeypatch.setattr(ModelCalibration, "plan", plan)
+    words = () if limit is None else ("--time", limit)
+    out, _ = run("quantize", "m", "-o", "x.gguf", "--type", "q4_0", "--dry-run", *words)
+    assert f", calibration {grade}" in out
+    assert ("3.00 MiB of disk until it is done" in out) == (grade != "none")
 
 
 @pytest.mark.slow
