@@ -276,7 +276,7 @@ class Statistics:
         return {**entries, COUNT: ArrayEntry(np.array([count], np.int64))}
 
     def _share(self, location: str) -> None:
-        """Make A available for each matrix whose metadata entry ``NAME:same`` refers to the matrix that stores A."""
+        """Give A to each matrix that shares it: metadata ``NAME:same`` names the matrix under which A is stored."""
         for key, source_name in self.metadata.items():
             name, _, field = key.rpartition(":")
             if field != SAME:

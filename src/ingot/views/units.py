@@ -28,7 +28,7 @@ _SPARSE = 4  # if at most one of this many units is needed, each unit is read se
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of a tensor that belong to another tensor, by number.
+    """A regular selection of a tensor's units, such as rows, which form another tensor.
 
     The full tensor has ``outer`` runs of ``per_run`` units. In each run ``count`` units are selected, from ``start`` on
     with ``step``.

@@ -71,9 +71,9 @@ def pack(block_type: str, parts: dict[str, Array]) -> Array:
 
 
 def why_incompatible(block_type: str, scales: Array) -> str | None:
-    """Return why some scale's byte stands for different numbers in blocks and as a small float.
+    """Return which scale a block decodes differently from the small float with the same byte, as a message.
 
-    None if every scale is the same number in both.
+    None if all scales are equal in both.
     """
     if block_type not in INCOMPATIBLE_SCALES or not scales.size:
         return None

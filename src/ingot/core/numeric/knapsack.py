@@ -52,9 +52,9 @@ class _Choices:
 
 @dataclass(frozen=True, slots=True)
 class _Increments:
-    """The steps from choice to choice along the lower hulls of all items, sorted by the cost that a unit of size saves.
+    """The steps between neighboring choices on the lower hulls of all items, by the saving of cost per size.
 
-    Each step of an item leads from the choice ``before`` to the choice ``after``.
+    A step replaces the choice ``before`` of an item by the choice ``after``.
     """
 
     item: Indices

@@ -381,7 +381,7 @@ class _Finder:
         self._add(Site(name, item.name, graph, item.dims, dtype, layout, slots, stays="it is stored in sparse form"))
 
     def _packed(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-        """Return the tensor whose codes ``MatMulNBits`` takes; None if no such operator takes them.
+        """Return the quantized tensor whose codes are an input of ``MatMulNBits``; None if they are not.
 
         Raises the errors of ``_dequantized``.
         """

@@ -25,9 +25,6 @@ def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
     A header of more than 64 KiB in a local file is not kept in memory, but read again at each call. The call then
     returns the file's present bytes, and raises the errors of ``ByteSource.readinto``. To notice a changed file, the
     caller compares its stamp.
-
-    A header of more than 64 KiB in a local file is read again at each call. The call then returns the file's present
-    bytes, and raises the errors of ``ByteSource.readinto``. To notice a changed file, the caller compares its stamp.
     """
     if len(raw) <= _SMALL or is_remote(source):
         return lambda: raw

@@ -127,7 +127,7 @@ def is_mapped(tensor: Tensor, target: str) -> bool:
 
 
 def copied_bytes(tensors: Mapping[str, Tensor], target: str, packed: set[str], merged: set[str]) -> int:
-    """Return the number of bytes of memory for the tensors that are neither kept packed nor read from a mapped file.
+    """Return the memory of the tensors that are decoded or copied, in bytes; packed and mapped ones are not counted.
 
     ``merged`` names the tensors that transformers joins with others; joining copies them (``merged_names``).
     """
