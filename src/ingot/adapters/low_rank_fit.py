@@ -10,9 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from ingot.adapters.low_rank_device import span_on_device
 from ingot.codecs.wrap.low_rank_fit import OVERSAMPLING, orthonormal
 from ingot.core.numeric.dtypes import cast
 from ingot.errors import CodecError, UnsupportedError
@@ -54,10 +57,13 @@ class Change:
         Fine-tune minus base; finite.
     whitening : Whitening, optional
         The weights of errors; None for the Frobenius norm.
+    device : torch.device, optional
+        The device that computes the vectors of large matrices; None for the CPU.
     """
 
-    def __init__(self, name: str, values: Array, whitening: Whitening | None) -> None:
+    def __init__(self, name: str, values: Array, whitening: Whitening | None, device: Any = None) -> None:
         self.name = name
+        self._device = device
         self._whitening = whitening
         self._weighted = values if whitening is None else whitening.apply(values).astype(np.float32)
         self.squared_norm = _squared_norm(self._weighted)
@@ -72,11 +78,11 @@ class Change:
 
     def singular_values(self, count: int) -> Array:
         """Return the ``count`` largest singular values in f64."""
-        return _leading_vectors(self._weighted, min(count, self.limit))[1]
+        return _leading_vectors(self._weighted, min(count, self.limit), self._device)[1]
 
     def with_rank(self, rank: int, dtype: str) -> Factors:
         """Return factors of rank ``rank``, or of the largest possible rank if that is smaller."""
-        return self._factors(*_leading_vectors(self._weighted, min(rank, self.limit)), dtype)
+        return self._factors(*_leading_vectors(self._weighted, min(rank, self.limit), self._device), dtype)
 
     def with_error(self, max_error: float, dtype: str) -> Factors:
         """Return factors of the smallest rank whose relative error is at most ``max_error``.
@@ -85,7 +91,7 @@ class Change:
         """
         count = min(_FIRST_RANK, self.useful_limit)
         while True:
-            vectors = _leading_vectors(self._weighted, count)
+            vectors = _leading_vectors(self._weighted, count, self._device)
             remaining = self.squared_norm - np.cumsum(np.square(vectors[1]))
             rank = int(np.count_nonzero(remaining > self.squared_norm * max_error**2)) + 1
             while rank <= len(vectors[1]):
@@ -163,7 +169,7 @@ def _squared_norm(values: Array) -> float:
     return float(np.einsum("ij,ij->i", values, values).sum(dtype=np.float64))
 
 
-def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
+def _leading_vectors(rows: Array, count: int, device: Any) -> tuple[Array, Array, Array]:
     """Return leading singular vectors and values: left vectors [rows, r], values [r], right vectors [r, cols].
 
     ``r`` is at most ``count``. Singular values that are zero up to rounding are omitted.
@@ -173,10 +179,8 @@ def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
         columns, values, right_rows = np.linalg.svd(rows.astype(np.float64), full_matrices=False)
     else:
         start = np.random.Generator(np.random.PCG64(_SEED)).standard_normal((rows.shape[1], size), np.float32)
-        span = _span(rows @ start)
-        for _ in range(ITERATIONS):
-            span = _span(rows @ _span(rows.T @ span))
-        projected = span.T @ rows
+        compute = _span_and_projection if device is None else partial(span_on_device, device=device)
+        span, projected = compute(rows, start, ITERATIONS)
         squares, inner = np.linalg.eigh(projected.astype(np.float64) @ projected.T)
         values = np.sqrt(np.maximum(squares[::-1], 0))
         columns = span @ inner[:, ::-1].astype(np.float32)
@@ -185,6 +189,14 @@ def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
         ].astype(np.float32)
     rank = min(count, int(np.count_nonzero(values > values[0] * _NOISE)))
     return columns[:, :rank], values[:rank], right_rows[:rank]
+
+
+def _span_and_projection(rows: Array, start: Array, iterations: int) -> tuple[Array, Array]:
+    """Return an orthonormal base of the leading columns' space, and the rows' projection on it."""
+    span = _span(rows @ start)
+    for _ in range(iterations):
+        span = _span(rows @ _span(rows.T @ span))
+    return span, span.T @ rows
 
 
 def _span(columns: Array) -> Array:

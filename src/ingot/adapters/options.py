@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ingot.artifacts.destination import OVERWRITE, PROGRESS
+from ingot.artifacts.destination import CPU, DEVICE, OVERWRITE, PROGRESS
 from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.errors import UsageError
 from ingot.stores.location import AnyPath, Location
@@ -104,5 +104,6 @@ class AdapterExtractOptions:
         ),
     )
     dtype: Literal["f32", "f16", "bf16"] = field(default="f32", metadata=about("Element type of the factors."))
+    device: Any = field(default=CPU, metadata=DEVICE)
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
     overwrite: bool = field(default=False, metadata=OVERWRITE)

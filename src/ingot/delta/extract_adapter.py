@@ -21,12 +21,14 @@ from ingot.adapters.view import apply_adapters
 from ingot.adapters.write import PEFT, adapter_destination, peft_files, stage_adapter, write_files
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import companion_config
+from ingot.artifacts.destination import CPU
 from ingot.artifacts.open import weights_of
 from ingot.artifacts.state_dict import open_weights
 from ingot.conversion.prepared import refuse_same
 from ingot.conversion.statistics_files import statistics_of_one
 from ingot.core.numeric.dtypes import DTYPES, FLOATS
 from ingot.core.options import takes
+from ingot.core.runtime.device import resolve_device
 from ingot.core.runtime.memory import parse_size
 from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import Progress
@@ -175,7 +177,9 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
     ------
     UsageError
         ``adapter.option``: several of ``rank``, ``max_error`` and ``size``, or a value that is not possible;
-        ``statistics.*``.
+        ``statistics.*``; ``model.device``.
+    ResourceError
+        ``device.memory``.
     UnsupportedError
         ``adapter.base``: no matrix has the name and shape that it has in the base, or none differs;
         ``adapter.error``: ``max_error`` needs factors larger than the matrix; ``adapter.residual``: the base is
@@ -185,6 +189,8 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
     """
     started = time.perf_counter()
     max_error, size = _limits(options)
+    if options.device != CPU:
+        resolve_device(options.device)
     out = Location.parse(options.out)
     target = adapter_destination(out, PEFT)
     with stage_adapter(target, overwrite=options.overwrite):
@@ -284,6 +290,8 @@ class _Pair:
         self._base = base
         self._tuned = tuned
         self._options = options
+        device = None if options.device == CPU else resolve_device(options.device)
+        self._device = None if device is None or device.type == CPU else device
         config = companion_config(base.companions, RULE)
         self._model_type = str(config.get("model_type", ""))
         self._tied = config.get("tie_word_embeddings") is True or not any(role_of(name) == "head" for name in base)
@@ -359,7 +367,7 @@ class _Pair:
             factors, count = load_factors(self.statistics, name, *values.shape)
             if count:
                 whitening = Whitening(factors)
-        return Change(name, values, whitening)
+        return Change(name, values, whitening, self._device)
 
     def _difference(self, name: str) -> Array:
         values = self._tuned[name].numpy("f32").astype(np.float32)
