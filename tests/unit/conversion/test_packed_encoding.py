@@ -14,6 +14,7 @@ import ingot
 from ingot.core.bytes.packed import PACKED
 from ingot.errors import IngotError
 from ingot.model.checkpoint import Checkpoint
+from tests.support import preset_model
 
 PRESETS = [
     ("q4_k", "gguf"),
@@ -161,3 +162,27 @@ def test_packed_with_another_pick_is_refused() -> None:
             location="test",
         )
     assert error.value.rule == "recipe.pick"
+
+
+@pytest.mark.parametrize(
+    ("container", "preset"),
+    [
+        ("gptq", "w4a16"),
+        ("awq", "w4a16"),
+        ("compressed-tensors", "w4a16"),
+        ("bitsandbytes", "nf4"),
+        ("modelopt", "nvfp4"),
+    ],
+)
+def test_folders_of_packed_layers_come_back(tmp_path: Path, container: str, preset: str) -> None:
+    source = preset_model.written(tmp_path / "model", ml_dtypes.bfloat16)
+    ingot.convert(source, tmp_path / "packed", recipe=preset, format=container)
+    ingot.convert(tmp_path / "packed", tmp_path / "archive.zt", recipe="lossless")
+    with ingot.open(tmp_path / "archive.zt") as archive:
+        encodings = {part.encoding for tensor in archive.values() for part in tensor.parts.values()}
+    assert PACKED in encodings
+    ingot.convert(tmp_path / "archive.zt", tmp_path / "back", format=container)
+    files = sorted(path.name for path in (tmp_path / "packed").glob("*.safetensors"))
+    assert files
+    for name in files:
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "packed" / name).read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -233,3 +234,23 @@ def test_mutants_of_frames_never_pass_or_crash() -> None:
             out = np.zeros(len(data), np.uint8)
             with suppress(FormatError):
                 packed.decode_frame(layout, bytes(mutant), out, "w")
+
+
+GOLDEN = {
+    "q4_0": "3992db15a81ca7a5",
+    "q4_k": "e447ca554f248fef",
+    "q6_k": "fa78ca6b540da460",
+    "q8_0": "fb5c0d64f5da3019",
+    "int4": "ecd3c9922043e75f",
+    "bf16": "bd2d9fbcbff3b33e",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_written_bytes_stay_the_same(name: str) -> None:
+    """Archives are compared by their bytes, so that the encoder's choices may not change unnoticed."""
+    layout = LAYOUTS[name]
+    random = Random(name)
+    size = 5000 // layout.record * layout.record + 3
+    data = bytes(sum(random.randrange(4) << 4 * half for half in (0, 1) for _ in range(4)) for _ in range(size))
+    assert hashlib.sha256(encode(layout, data)).hexdigest()[:16] == GOLDEN[name]
