@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from ingot.artifacts import ollama
 from ingot.artifacts.companions import Companions, find_companions
 from ingot.artifacts.unsupported_packers import Packer, packer_of_config, packer_of_tensors
 from ingot.codecs.table import CODECS
@@ -271,14 +272,19 @@ def _open_again(
 def find(location: Location, io: str = "auto") -> tuple[Store, str]:
     """Return the store that contains an artifact, and the artifact's name there, which is empty for a folder.
 
-    Opens no file. Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of the store.
+    Opens no weights. A manifest or Modelfile of ollama is replaced by the weights that it names.
+
+    Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of ``ollama.resolve`` and of the
+    store.
     """
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
     if not location.user_text:  # an unset variable of a shell, not the current folder
         raise missing_error(location)
     try:
-        return location.find_model(io)
+        store, name = location.find_model(io)
+        weights = ollama.resolve(location, store, name)
+        return (store, name) if weights is location else weights.find(io)
     except UsageError as error:
         if error.rule in ("store.missing", "store.scheme"):
             raise missing_error(location, error) from None
