@@ -26,6 +26,8 @@ import transformers
 import ingot
 from ingot.errors import IngotError
 from ingot.translate.families import FAMILIES, refusal_reasons
+from ingot.translate.mlx_families import VERSION as MLX_VERSION
+from ingot.translate.mlx_families import module_of
 from tests.support.tiny_models import ENCODERS, SETTINGS, write_model
 from tests.support.tiny_wrappers import OTHER_PARTS, WRAPPERS, write_wrapper
 
@@ -147,7 +149,14 @@ def text_type(model_type: str) -> str:
 
 def row(model_type: str, arch: str, cells: dict[str, str]) -> str:
     """Return a line of the table."""
-    return f"| `{model_type}` | `{arch}` | {' | '.join(cells.get(key, '') for key in (*VARIANTS, 'back'))} |"
+    values = " | ".join(cells.get(key, "") for key in (*VARIANTS, "back"))
+    return f"| `{model_type}` | `{arch}` | {values} | {mlx_module(model_type)} |"
+
+
+def mlx_module(model_type: str) -> str:
+    """Return the module of mlx_lm that reads a family; "none" if mlx_lm lists none."""
+    module = module_of(model_type)
+    return "none" if module is None else f"`{module}`"
 
 
 def page(rows: dict[str, dict[str, str]]) -> str:
@@ -160,12 +169,14 @@ def page(rows: dict[str, dict[str, str]]) -> str:
         "`make families` writes this page. For each family it saves a tiny random model with transformers, converts it",
         "to GGUF and compares the logits of 16 tokens with llama.cpp's. The numbers are the largest differences.",
         "For f16, transformers computes with matrices that are rounded to f16. In the column q4_0, llama.cpp loads the",
-        "file. The last column compares the tensors that come back from the f32 file.",
+        "file. The column back compares the tensors that come back from the f32 file. The last column names the module",
+        f"of mlx_lm {MLX_VERSION} that reads the family, by mlx_lm's own list. `tests/interop/test_mlx_families.py`",
+        "compares tensors and logits of some of the modules.",
         "",
         measured,
         "",
-        "| family | llama.cpp | f32 | f16 | q4_0 | back |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| family | llama.cpp | f32 | f16 | q4_0 | back | mlx_lm |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for model_type, cells in sorted(rows.items()):
         if model_type not in WRAPPERS:
@@ -174,11 +185,11 @@ def page(rows: dict[str, dict[str, str]]) -> str:
         "",
         "## Models of several parts",
         "",
-        "The text model of each model becomes a GGUF file. `--drop` names the tensors of the other parts. The last",
-        "column compares the logits of the text model that comes back, which transformers loads as a model of its own.",
+        "The text model of each model becomes a GGUF file. `--drop` names the tensors of the other parts. The column",
+        "back compares the logits of the text model that comes back, which transformers loads as a model of its own.",
         "",
-        "| model | llama.cpp | f32 | f16 | q4_0 | back |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| model | llama.cpp | f32 | f16 | q4_0 | back | mlx_lm |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
         row(name, FAMILIES[text_type(name)].arch, cells) for name, cells in sorted(rows.items()) if name in WRAPPERS

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from ingot.artifacts import ollama
 from ingot.artifacts.archive_store import SCHEME as ARCHIVE
 from ingot.artifacts.archive_store import ArchiveStore, archive_store, is_archive, open_archive
 from ingot.artifacts.companions import Companions, find_companions
@@ -274,9 +275,11 @@ def _open_again(
 def find(location: Location, io: str = "auto") -> tuple[Store, str]:
     """Return the store that contains an artifact, and the artifact's name there, which is empty for a folder.
 
-    For an archive, they are the files in it and, if it is no folder, its only file. Otherwise no file is opened.
+    For an archive, they are the files in it and, if it is no folder, its only file. A manifest or Modelfile of ollama
+    is replaced by the weights that it names. No other file is opened.
 
-    Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of the store.
+    Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of ``ollama.resolve`` and of the
+    store.
     """
     if io not in ("auto", "mmap", "pread"):
         raise UsageError(f"expected io 'auto', 'mmap' or 'pread', found {io!r}", rule="open.io")
@@ -284,6 +287,9 @@ def find(location: Location, io: str = "auto") -> tuple[Store, str]:
         raise missing_error(location)
     try:
         store, name = location.find_model(io)
+        weights = ollama.resolve(location, store, name)
+        if weights is not location:
+            store, name = weights.find(io)
     except UsageError as error:
         if error.rule in ("store.missing", "store.scheme"):
             raise missing_error(location, error) from None

@@ -31,6 +31,8 @@ _TABLE: Mapping[str, Any] = json.loads(resources.files("ingot.translate").joinpa
 MODULES = frozenset(_TABLE["modules"])
 REMAPPED = frozenset(_TABLE["remapped"])
 """Model types that mlx_lm maps to the module of another family."""
+VERSION: str = _TABLE["version"]
+"""The version of mlx_lm that the table describes."""
 
 
 def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
@@ -155,6 +157,12 @@ def require_mlx_family(config: Mapping[str, Any], location: str) -> None:
             rule=UNSUPPORTED,
             where=location,
         )
+
+
+def module_of(model_type: str) -> str | None:
+    """Return the name of mlx_lm's module for a model type; None if there is none."""
+    module: str = _TABLE["remapped"].get(model_type, model_type)
+    return module if module in MODULES else None
 
 
 def is_opened(config: Mapping[str, Any]) -> bool:
