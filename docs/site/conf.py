@@ -76,7 +76,13 @@ _POLICIES = ("SECURITY", "CODE_OF_CONDUCT", "RELEASING", "changelog.d/README")
 # What leads from the first page to the others, and from the index of spec pages to these.
 _LEADS = {
     "README": (
-        ("Start", ("docs/tour", "docs/stories", "docs/choosing", "docs/coming-from", "examples/README")),
+        (
+            "Start",
+            (
+                *("docs/tour", "docs/start/hobbyist", "docs/start/fine-tuner", "docs/start/platform-engineer"),
+                *("docs/start/researcher", "docs/start/ios-engineer", "docs/coming-from", "examples/README"),
+            ),
+        ),
         (
             "Learn",
             (
@@ -86,12 +92,13 @@ _LEADS = {
                 "docs/tutorials/remote",
             ),
         ),
-        ("Do", _JOBS),
+        ("How-to", (*_JOBS, "docs/stories")),
         (
-            "Know",
-            ("docs/runtimes", "docs/families", "docs/containers", "docs/benchmarks", "docs/limits", "docs/stability"),
+            "Concepts",
+            ("docs/choosing", "docs/containers", "docs/families", "docs/runtimes", "docs/stability"),
         ),
-        ("Look up", ("docs/site/commands", "docs/site/api", "spec/README")),
+        ("Reference", ("docs/site/commands", "docs/site/api", "spec/README")),
+        ("Evidence", ("docs/benchmarks", "docs/limits")),
         ("Develop", _DEVELOPING),
         ("Take part", ("CONTRIBUTING", "CHANGELOG", *_POLICIES, "src/ingot/demo/data/README")),
     ),

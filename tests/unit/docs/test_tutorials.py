@@ -14,7 +14,7 @@ MODELS = {"tutorials/quantize", "howto/run", "howto/sweep"}  # whose models comp
 SLOW = MODELS | {"tutorials/fine-tunes", "tutorials/adapters"}
 PAGES = sorted(
     path.relative_to(DOCS).with_suffix("").as_posix()
-    for kind in ("tutorials", "howto")
+    for kind in ("start", "tutorials", "howto")
     for path in (DOCS / kind).glob("*.md")
 )
 
@@ -69,3 +69,11 @@ def test_a_page_is_held_to_what_it_shows(
         return
     with pytest.raises(AssertionError):
         reading.read(page)
+
+
+@pytest.mark.slow
+def test_the_first_pages_work_one_after_the_other_in_one_folder(
+    reader: Callable[..., Any], check_docs: ModuleType
+) -> None:
+    for page in sorted((DOCS / "start").glob("*.md")):
+        assert done(f"start/{page.stem}", reader, check_docs).compared >= 10
