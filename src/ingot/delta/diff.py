@@ -433,7 +433,7 @@ class _Diff:
     def _exact_casts(self) -> dict[str, Storage]:
         """Return the storage ``EXACT`` for tensors that differ from the base only by a cast or by rows.
 
-        The exact difference of such a tensor is small in bytes.
+        They are stored exactly because this takes few bytes.
         """
         if self._destination.format.name != "zt" or self._strategy in ("exact", *EVERY):
             return {}
