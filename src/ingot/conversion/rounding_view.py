@@ -44,7 +44,11 @@ def rounding_notes(rounding: Rounding | None) -> list[str]:
     if rounding is None or not outcomes:
         return []
     more = [] if rounding.extra_notes is None else rounding.extra_notes()
-    return [*outcome_lines(outcomes, rounding.statistics_id), *_bias_lines(rounding.bias_changes), *more]
+    lines = [*outcome_lines(outcomes, rounding.statistics_id), *_bias_lines(rounding.bias_changes), *more]
+    on_cpu = [name for name, spec in sorted(rounding.choices.items()) if not spec.on_device]
+    if rounding.device is not None and on_cpu:
+        lines.append(f"rounded on the CPU, because {rounding.device} has no rounding to their type: {few(on_cpu)}")
+    return lines
 
 
 def _bias_lines(corrected: Mapping[str, float | None]) -> list[str]:

@@ -15,10 +15,13 @@ from ingot.conversion import round_by_layers, rounding_view
 from ingot.core.runtime.device import widest_float
 from ingot.errors import IngotError, UsageError
 from ingot.model.statistics import Statistics
+from ingot.quantization.choice import parse_quantizer
+from ingot.quantization.tensor import Outcome
 from ingot.runtime.calibration import calibrate as module
 from ingot.runtime.calibration.calibrate_passes import Passes
 from ingot.runtime.calibration.calibration import CalibrateOptions
 from ingot.runtime.calibration.samples import draw
+from ingot.views.rounded_view import Rounding
 from tests.support.fake_device import NAME, fake_device
 from tests.support.models import make, make_tokenizer
 from tests.unit.runtime.test_device import ANY_DEVICE
@@ -205,6 +208,18 @@ quantizer = "gptq"
 
 def calibration(model: Path, device: str) -> Any:
     return module.ModelCalibration(CalibrateOptions(model, "", samples=4, length=16, fisher=False, device=device))
+
+
+def test_matrices_that_are_rounded_on_the_cpu_in_spite_of_a_device_are_named() -> None:
+    choices = {
+        name: parse_quantizer("gptq", "ggml_blocks", {"type": block}) for name, block in (("a", "q4_k"), ("b", "q4_0"))
+    }
+    outcome = Outcome("a", 0.1, 9, 0.01, 0)
+    for device, expected in ((None, 0), (torch.device("cuda"), 1)):
+        rounding = Rounding(choices, lambda: None, "statistics", device=device, outcomes={"a": outcome})  # type: ignore[arg-type,return-value]
+        notes = [note for note in rounding_view.rounding_notes(rounding) if "rounded on the CPU" in note]
+        assert len(notes) == expected
+        assert all(note.endswith(": a") for note in notes)
 
 
 def test_convert_refuses_a_device_that_nothing_would_use(tmp_path: Path) -> None:
