@@ -144,6 +144,7 @@ def hub_folder(model: Path, out: Path) -> None:
 def gguf_folder(model: Path, out: Path) -> None:
     out.mkdir()
     ingot.convert(model, out / "model-Q4_K.gguf", recipe="q4_k")
+    (out / "README.md").write_text("lmzip restores a folder with one file as a file\n")
 
 
 def run_folder(model: Path, out: Path, max_elements: int) -> None:

@@ -294,7 +294,7 @@ def find(location: Location, io: str = "auto") -> tuple[Store, str]:
         if error.rule in ("store.missing", "store.scheme"):
             raise missing_error(location, error) from None
         raise
-    return _find_archived(store, name) if name else (store, name)
+    return _find_archived(store, name) if name.lower().endswith(".zt") else (store, name)
 
 
 def _find_archived(store: Store, name: str) -> tuple[Store, str]:
