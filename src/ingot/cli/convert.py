@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ingot.artifacts.destination import LIMITS
 from ingot.cli.declare import declare
@@ -13,6 +13,9 @@ from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.conversion.merge_options import MergeOptions
 from ingot.conversion.options import ConvertOptions, ExecuteOptions
 from ingot.core.about import About
+
+if TYPE_CHECKING:
+    from ingot.conversion.estimate import Estimate
 
 EPILOG = (
     "Examples:\n\n"
@@ -50,8 +53,12 @@ def command(
         return
     from ingot.conversion.run import convert
 
+    def announce(estimate: Estimate) -> None:
+        if not quiet:
+            line(f"estimate: {estimate.describe()}", stream=sys.stderr)
+
     with progress_bar("converting", quiet=quiet or json) as progress:
-        report = convert(replace(options, progress=progress))
+        report = convert(replace(options, progress=progress, announce=announce))
     warn(report.warnings)
     render(report.report(), json=json, quiet=quiet)
 

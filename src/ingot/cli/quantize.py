@@ -38,7 +38,7 @@ def command(
 
     check_options(options)  # before the imports below, which take half a second
 
-    from ingot.runtime.quantize.estimate import Estimate
+    from ingot.conversion.estimate import Estimate
     from ingot.runtime.quantize.report import with_estimate
     from ingot.runtime.quantize.run import prepare, quantize
 

@@ -26,6 +26,9 @@ from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ingot.conversion.estimate import Estimate
     from ingot.conversion.merging.view import ModelMerge
     from ingot.core.runtime.progress import ProgressCallback
     from ingot.model.calibration import Calibration
@@ -145,6 +148,9 @@ class ConvertOptions:
             "with palettes or with a search of ggml's blocks.",
             panel=_ROUNDING,
         ),
+    )
+    announce: Callable[[Estimate], None] | None = field(
+        default=None, metadata=about("Called with the estimate before a calibration begins.", command=False)
     )
     calibration: AnyPath | Statistics | Calibration | None = field(
         default=None,

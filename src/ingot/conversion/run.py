@@ -21,6 +21,7 @@ from ingot.artifacts.remarks import UNREAD, remarks
 from ingot.conversion.block_types import type_notes, with_model_rules
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
+from ingot.conversion.estimate import Estimate, estimate_rounding
 from ingot.conversion.for_runtime import checked_plan, for_runtime, require_held, require_loadable
 from ingot.conversion.merging.view import merged_models
 from ingot.conversion.model_folder import with_model_folder
@@ -76,6 +77,7 @@ from ingot.formats.packed_folders.base import PACKING_FILES
 from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.model import bytesource
 from ingot.model.account import Omission
+from ingot.model.calibration import Calibration
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.packed_ints import PackedIntLayout
@@ -389,15 +391,27 @@ def _round_by_layers(prepared: Prepared, options: ConvertOptions, staging: Stagi
     rounding = prepared.rounding
     if rounding is None or rounding.replace_statistics is None or prepared.rounded is None:
         return
+    calibration = requested_calibration(options)
+    if options.announce is not None and prepared.recipe is not None:
+        options.announce(_estimate(prepared.source.view(), prepared.recipe, calibration, options.threads))
     round_by_layers(
         prepared.rounded,
         rounding,
-        requested_calibration(options),
+        calibration,
         staging.scratch,
         resume=options.resume,
         max_ram=options.max_ram,
         threads=options.threads,
     )
+
+
+def _estimate(model: Checkpoint, recipe: Recipe, calibration: Calibration, threads: int | None) -> Estimate:
+    """Return what calibrating and rounding a model take."""
+    seconds, memory = estimate_rounding(model, recipe, threads)
+    plan = calibration.plan()
+    if plan is None:
+        return Estimate("", 0.0, seconds, memory)
+    return Estimate("", plan.seconds, seconds, max(plan.memory, memory), plan.disk)
 
 
 def _copy_companions(prepared: Prepared, target: bytesource.Target, written: Sequence[str]) -> list[str]:

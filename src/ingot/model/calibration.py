@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array
@@ -32,6 +32,19 @@ class LayerResults:
     layers: Sequence[LayerResult]
 
 
+class CalibrationEstimate(Protocol):
+    """The seconds of a calibration, and the bytes of memory and disk that are in use at most during it."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def memory(self) -> int: ...
+
+    @property
+    def disk(self) -> int: ...
+
+
 class Calibration(ABC):
     """A calibration of a model, with its options."""
 
@@ -39,6 +52,10 @@ class Calibration(ABC):
     def source(self) -> str:
         """The input of the model, for reports."""
         return "samples of the model"
+
+    def plan(self) -> CalibrationEstimate | None:
+        """Return what a run takes, measured on a few windows; None if it cannot be measured."""
+        return None
 
     @abstractmethod
     def collect(self) -> Statistics:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.conversion.estimate import Estimate
 from ingot.errors import IngotError
 from ingot.model.calibration import LayerResults
 from ingot.model.statistics import INPUTS, OUTPUTS, Statistics
@@ -171,3 +172,19 @@ def test_a_matrix_that_cannot_be_rounded_is_named(model: Path, tmp_path: Path) -
         ingot.convert(model, tmp_path / "out.gguf", recipe="q4_0-calibrated", **options)
     assert refused.value.rule == "quantizer.scale-overflow"
     assert str(refused.value).startswith(f"{name}: ")
+
+
+def test_the_estimate_comes_before_the_first_layer(model: Path, tmp_path: Path) -> None:
+    calibration = calibration_of(model)
+    estimates: list[Estimate] = []
+
+    def announce(estimate: Estimate) -> None:
+        assert not calibration.layers  # type: ignore[attr-defined]
+        estimates.append(estimate)
+
+    ingot.convert(model, tmp_path / "out.zt", recipe=RECIPE, calibration=calibration, announce=announce)
+    (estimate,) = estimates
+    assert estimate.calibration > 0
+    assert estimate.rounding > 0
+    assert estimate.disk > 0
+    assert "of disk until it is done" in estimate.describe()

@@ -15,6 +15,7 @@ import pytest
 import ingot
 from ingot.artifacts.identity import content_id
 from ingot.cli.main import run as run_command
+from ingot.conversion.estimate import Estimate, estimate_rounding
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.report import ConvertReport
 from ingot.errors import IngotError
@@ -23,7 +24,6 @@ from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.runtime.calibration.calibration import CalibratePlan
 from ingot.runtime.quantize import run as quantize_run
-from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.option_names import with_commands
 from ingot.runtime.quantize.options import parse_time
 from ingot.runtime.quantize.run import with_group_size, with_quantizer

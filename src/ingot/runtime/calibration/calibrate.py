@@ -37,10 +37,9 @@ from ingot.runtime.calibration.calibrate_plan import (
     MemoryPlan,
     estimate,
     fits_in_memory,
-    measure_seconds,
     plan_memory,
 )
-from ingot.runtime.calibration.calibrate_time import clock
+from ingot.runtime.calibration.calibrate_time import calibration_seconds, clock
 from ingot.runtime.calibration.calibrate_work import Work
 from ingot.runtime.calibration.calibration import (
     BUILT_IN,
@@ -380,7 +379,7 @@ def _planned(subject: _Subject, options: CalibrateOptions) -> tuple[LayerwiseMod
 def _measured(subject: _Subject, model: LayerwiseModel, memory_plan: MemoryPlan, *, by_layers: bool) -> CalibratePlan:
     """Return the estimates for a calibration, with a time that is measured on a few windows."""
     prefix = [token.id for token in subject.prefix]
-    seconds = measure_seconds(model, memory_plan, subject.tokens, prefix)
+    seconds = calibration_seconds(model, memory_plan, subject.tokens, prefix)
     return replace(estimate(model, memory_plan, seconds, by_layers=by_layers), source=subject.source)
 
 

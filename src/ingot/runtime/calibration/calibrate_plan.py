@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ingot.core.runtime.memory import anonymous_in_use, available_ram, parse_size
 from ingot.errors import ResourceError
 from ingot.runtime.calibration.calibrate_layers import LayerwiseModel
 from ingot.runtime.calibration.calibrate_passes import LOGITS
-from ingot.runtime.calibration.calibrate_time import calibration_seconds
 from ingot.runtime.calibration.calibration import CalibrateOptions, CalibratePlan
 from ingot.runtime.calibration.samples import BATCH
 from ingot.runtime.calibration.skeleton import Layer, MetaModel
@@ -88,7 +85,9 @@ def plan_memory(
     all_weights = sum(map(skeleton.nbytes, model.layers)) + sum(ends.values())
     sums = [size for layer in model.layers for size in model.sizes(layer)]
     largest_sums = max(sums, default=0)
-    window = max(4 * length * (_TIMES * _active(model, layer) + 2 * _heads(model) * length) for layer in model.layers)
+    window = max(
+        4 * length * (_TIMES * active_size(model, layer) + 2 * _heads(model) * length) for layer in model.layers
+    )
     vocabulary = 1 if model.head is None else model.head.tensor.shape[0]
     logits = 4 * _LOGITS_TIMES * min(max(LOGITS, vocabulary), windows * length * vocabulary)
     at_ends = logits + min(2 * ROWS, sum(ends.values())) + 4 * model.width**2
@@ -145,15 +144,7 @@ def estimate(
     )
 
 
-def measure_seconds(model: LayerwiseModel, memory_plan: MemoryPlan, tokens: Any, prefix: Sequence[int]) -> float:
-    """Return the seconds that a calibration takes, by measurements; see ``calibration_seconds``.
-
-    If the plan keeps the model in memory, this loads the embedding, the head and the layers that are measured.
-    """
-    return calibration_seconds(model, memory_plan, tokens, prefix, partial(_active, model, products=True))
-
-
-def _active(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> int:
+def active_size(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> int:
     """Return the sum of rows + columns over the matrices of a layer that one token uses.
 
     With ``products`` it is the sum of rows * columns.

@@ -22,6 +22,7 @@ from ingot.runtime.calibration.calibrate_layers import LayerwiseModel
 from ingot.runtime.calibration.calibrate_passes import Passes
 from ingot.runtime.calibration.calibrate_passes import _gradients as gradients_file
 from ingot.runtime.calibration.calibrate_passes import _inputs as inputs_file
+from ingot.runtime.calibration.calibrate_plan import MemoryPlan, active_size
 from ingot.runtime.calibration.calibrate_work import Work, Writer
 from ingot.runtime.calibration.samples import BATCH, draw_token, first_tokens, seeded
 from ingot.runtime.evaluation.generate import vocabulary_size
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ingot.model.tensor import Array
-    from ingot.runtime.calibration.calibrate_plan import MemoryPlan
-    from ingot.runtime.calibration.skeleton import Layer
 
 _ENOUGH = 0.5
 """Seconds from which a measurement is not repeated."""
@@ -57,9 +56,7 @@ class Cost:
         return self.fixed + self.batch * batches
 
 
-def calibration_seconds(
-    model: LayerwiseModel, plan: MemoryPlan, tokens: Any, prefix: Sequence[int], active: Callable[[Layer], float]
-) -> float:
+def calibration_seconds(model: LayerwiseModel, plan: MemoryPlan, tokens: Any, prefix: Sequence[int]) -> float:
     """Return the seconds that a calibration takes, by measurements with the model's layers.
 
     Parameters
@@ -71,8 +68,6 @@ def calibration_seconds(
         None if the model samples its text itself.
     prefix : sequence of int
         The tokens with which each sample begins.
-    active : callable
-        Returns the products per token of a layer.
     """
     torch = model.torch
     with seeded(torch, _SEED), temporary_folder() as folder:
@@ -81,7 +76,7 @@ def calibration_seconds(
         if tokens is None:
             tokens = torch.randint(vocabulary_size(model.skeleton.model), (2 * plan.batch, plan.length))
         steps = _Steps(model, plan, tokens, folder)
-        return loading + sampling + steps.seconds(plan.windows / steps.batch, active)
+        return loading + sampling + steps.seconds(plan.windows / steps.batch)
 
 
 def _loading_seconds(model: LayerwiseModel) -> float:
@@ -175,23 +170,26 @@ class _Steps(Passes):
         """False: statistics of a tied head do not wait in a file, which only one run of a step could read."""
         return False
 
-    def seconds(self, batches: float, active: Callable[[Layer], float]) -> float:
+    def seconds(self, batches: float) -> float:
         """Return the seconds of all steps for a number of batches."""
         count = len(self.model.layers)
         total = self._cost(self._enter, {}).seconds(batches)
-        total += self._layers(partial(self._layer_cost, batches), active)
+        total += self._layers(partial(self._layer_cost, batches))
         total += self._cost(self._leave, {inputs_file(count): False}).seconds(batches)
         if self.fisher:
             total += self._cost(self._begin, {gradients_file(0): True}).seconds(batches)
         return total
 
-    def _layers(self, seconds: Callable[[int], float], active: Callable[[Layer], float]) -> float:
+    def _layers(self, seconds: Callable[[int], float]) -> float:
         """Return the seconds of all layers: a layer of each frequent type is measured."""
         types = [repr(self.model.shapes(layer)) for layer in self.model.layers]
         counts = Counter(types)
         measured = {name: types.index(name) for name, _ in counts.most_common(_TYPES)}
         costs = {name: seconds(index) for name, index in measured.items()}
-        products = {name: max(active(self.model.layers[types.index(name)]), 1.0) for name in counts}
+        products = {
+            name: max(active_size(self.model, self.model.layers[types.index(name)], products=True), 1)
+            for name in counts
+        }
         rate = sum(costs.values()) / sum(products[name] for name in costs)
         return sum(number * costs.get(name, rate * products[name]) for name, number in counts.items())
 

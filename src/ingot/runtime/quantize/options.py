@@ -14,8 +14,8 @@ from ingot.stores.location import AnyPath
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ingot.conversion.estimate import Estimate
     from ingot.core.runtime.progress import ProgressCallback
-    from ingot.runtime.quantize.estimate import Estimate
 
 AUTO, FULL, GPTQ, IMPORTANCE, NONE = MODES = ("auto", "full", "gptq", "importance", "none")
 """Values of ``calibration``: the best that fits the time; inputs and gradients; inputs; columns; no statistics."""

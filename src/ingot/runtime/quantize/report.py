@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ingot.conversion.estimate import Estimate
 from ingot.conversion.report import ConvertReport
 from ingot.reporting.report import Bits, Bytes, Count, Figure, Line, Ratio, Report, Seconds, Texts, figures_of, table_of
 from ingot.reporting.reportable import Reportable
-from ingot.runtime.quantize.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)

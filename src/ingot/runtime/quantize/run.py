@@ -12,6 +12,7 @@ from ingot.artifacts.open import open_source
 from ingot.codecs.table import stored_exactly
 from ingot.conversion.block_types import with_model_rules
 from ingot.conversion.choose_preset import Chosen, choose
+from ingot.conversion.estimate import Estimate, estimate_rounding
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepared import Prepared
 from ingot.conversion.preset_fit import quantizes
@@ -28,7 +29,6 @@ from ingot.recipes.choice import Choice
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.runtime.quantize.checks import check_options, single_file_error
-from ingot.runtime.quantize.estimate import Estimate, estimate_rounding
 from ingot.runtime.quantize.option_names import with_commands
 from ingot.runtime.quantize.options import AUTO, FULL, GPTQ, GRADES, IMPORTANCE, MODES, NONE, QuantizeOptions
 from ingot.runtime.quantize.report import QuantizeReport

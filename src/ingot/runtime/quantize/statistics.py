@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from ingot.artifacts.open import open_source
 from ingot.conversion.choose_preset import Chosen
+from ingot.conversion.estimate import Estimate
 from ingot.errors import MissingExtraError, UsageError
 from ingot.model.calibration import Calibration
 from ingot.model.statistics import Statistics
 from ingot.runtime.calibration.calibration import BUILT_IN, CalibrateOptions, CalibratePlan
-from ingot.runtime.quantize.estimate import Estimate
 from ingot.runtime.quantize.options import (
     AUTO,
     FULL,
