@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ingot.artifacts.destination import LIMITS
@@ -13,6 +15,7 @@ from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.conversion.merge_options import MergeOptions
 from ingot.conversion.options import ConvertOptions, ExecuteOptions
 from ingot.core.about import About
+from ingot.stores.missing import require_local
 
 if TYPE_CHECKING:
     from ingot.conversion.estimate import Estimate
@@ -100,6 +103,7 @@ def run_plan(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) 
     render(report.report(), json=json, quiet=quiet)
 
 
+_WEIGHT = re.compile(r"(?<=.):[-+]?[0-9.]+(e[-+]?[0-9]+)?$", re.IGNORECASE)  # of PATH:WEIGHT
 MERGE_EPILOG = (
     "Examples:\n\n"
     "  ingot merge ./Llama-3-8B ./my-lora -o ./Llama-3-8B-mine\n\n"
@@ -118,6 +122,10 @@ def merge(options: MergeOptions, quiet: Quiet = False, json: Json = False) -> No
     Adapters are PEFT or MLX folders, or GGUF adapters. Models may be quantized, and deltas of the base.
     Nothing appears under OUT until it is complete.
     """
+    operands = options.operands if isinstance(options.operands, Sequence) else [options.operands]
+    for operand in map(str, (options.base, *operands)):
+        if not Path(operand).exists():  # a name may end like a weight
+            require_local(_WEIGHT.sub("", operand))  # before the import below, which takes a second
     from ingot.conversion.merge import merge as merge_operands
 
     with progress_bar("merging", quiet=quiet or json) as progress:

@@ -19,7 +19,7 @@ from ingot.artifacts.destination import (
     THREADS,
     Digest,
 )
-from ingot.core.options import OUT, OUTPUT, about, source
+from ingot.core.options import OUT, OUTPUT, about
 from ingot.stores.location import AnyPath
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MODELS = "Merging models"
 class MergeOptions:
     """The options of ``ingot.merge`` and of ``ingot merge``."""
 
-    base: AnyPath = field(metadata=source("The base: a file or folder in any format, or org/name."))
+    base: AnyPath = field(metadata=about("The base: a file or folder in any format, or org/name.", argument=True))
     operands: AnyPath | Sequence[Any] = field(
         metadata=about(
             "Adapters, or models with --method; each with a weight after a colon if it is not 1.",

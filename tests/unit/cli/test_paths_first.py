@@ -49,6 +49,18 @@ def test_nothing_heavy_is_imported_for_it(words: str, tmp_path: Path) -> None:
     assert json.loads(output) == [2, []]
 
 
+def test_an_operand_of_a_merge_may_have_a_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    present, gone = tmp_path / "present", tmp_path / "gone"
+    present.mkdir()
+    (tmp_path / "named:0.5").mkdir()
+    assert run(["merge", str(tmp_path / "named:0.5"), str(present), "-o", str(tmp_path / "out")]) != 0
+    assert "no such file or folder" not in capsys.readouterr().err
+    for operands in (["PRESENT:0.7", "GONE:0.3"], ["GONE:1e-1", "PRESENT"], ["PRESENT:.5", "PRESENT:-1", "GONE"]):
+        paths = [item.replace("PRESENT", str(present)).replace("GONE", str(gone)) for item in operands]
+        assert run(["merge", *paths, "-o", str(tmp_path / "out"), "--method", "linear"]) == 2
+        assert f"{gone}: no such file or folder" in capsys.readouterr().err
+
+
 def test_a_similar_name_is_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert run(["inspect", str(tmp_path / "modl.safetensors")]) == 2

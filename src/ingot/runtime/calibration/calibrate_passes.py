@@ -207,7 +207,7 @@ class Passes:
 
     def _enter(self) -> None:
         model = self.model
-        out = self.work.writer(_inputs(0))
+        out = self.work.writer(inputs_file(0))
         width = 0
         written = self._statistics("enter")
         with model.torch.no_grad(), model.listening_to([] if self.fisher else model.before, fisher=False) as sums:
@@ -220,7 +220,7 @@ class Passes:
 
     def _forward(self, index: int) -> None:
         layer = self.model.layers[index]
-        out = self.work.writer(_inputs(index + 1))
+        out = self.work.writer(inputs_file(index + 1))
         with self.model.torch.no_grad(), self.model.skeleton.loaded(layer):
             matrices = self.model.skeleton.matrices(layer)
             groups = [{}] if self.fisher else self._groups(layer)
@@ -231,13 +231,13 @@ class Passes:
                 sums = self._sums(group)
                 with self._listening(addresses, sums):
                     for first, tokens in self._batches():
-                        hidden = self._read(_inputs(index), first, len(tokens))
+                        hidden = self._read(inputs_file(index), first, len(tokens))
                         call = self.model.calls(tuple(tokens.shape))[index]
                         hidden = self.model.stack.layer(index, hidden, call)
                         if not group_index:
                             out.add(_plain(hidden))
                 self._add(written, sums)
-        drop = [] if self.fisher else [_inputs(index)]
+        drop = [] if self.fisher else [inputs_file(index)]
         self._finish(f"forward {index}", written, [out], drop)
 
     def _leave(self) -> None:
@@ -250,7 +250,7 @@ class Passes:
         model = self.model
         count = len(self.model.layers)
         torch.manual_seed(model.settings.seed)
-        out = self.work.writer(_gradients(count)) if self.fisher else None
+        out = self.work.writer(gradients_file(count)) if self.fisher else None
         written = self._statistics("leave")
         head = model.head_spec()
         with ExitStack() as stack:
@@ -261,7 +261,7 @@ class Passes:
                 hook = _hook(sums[head.name], head.rows, fisher=self.fisher)
                 stack.callback(model.head.module.register_forward_hook(hook).remove)
             for first, tokens in self._batches():
-                gradient = self._ends(self._read(_inputs(count), first, len(tokens)))
+                gradient = self._ends(self._read(inputs_file(count), first, len(tokens)))
                 if out is not None:
                     out.add(_plain(gradient))
         files = [] if out is None else [out]
@@ -274,7 +274,7 @@ class Passes:
             tied = {"tied_head": file.index, "head_weight": tied_head.weight * head.rows / self.tokens.numel()}
             files.append(file)
         self._add(written, sums)
-        self._finish("leave", written, files, [_inputs(count)], **tied)
+        self._finish("leave", written, files, [inputs_file(count)], **tied)
 
     def _ends(self, hidden: Any) -> Any:
         """Return the gradients of some windows at the output of the last layer, ``hidden``."""
@@ -298,7 +298,7 @@ class Passes:
 
     def _backward(self, index: int) -> None:
         layer = self.model.layers[index]
-        out = self.work.writer(_gradients(index))
+        out = self.work.writer(gradients_file(index))
         with self.model.torch.enable_grad(), self.model.skeleton.loaded(layer):
             matrices = self.model.skeleton.matrices(layer)
             groups = self._groups(layer)
@@ -307,16 +307,16 @@ class Passes:
             for group_index, group in enumerate(groups):
                 sums = self._sums(group)
                 for first, tokens in self._batches():
-                    hidden = self._read(_inputs(index), first, len(tokens)).requires_grad_()
+                    hidden = self._read(inputs_file(index), first, len(tokens)).requires_grad_()
                     call = self.model.calls(tuple(tokens.shape))[index]
                     with self._listening(by_address(matrices, [layer.module]), sums):
                         output = self.model.stack.layer(index, hidden, call)
-                    output.backward(self._read(_gradients(index + 1), first, len(tokens)))
+                    output.backward(self._read(gradients_file(index + 1), first, len(tokens)))
                     if not group_index:
                         out.add(_plain(hidden.grad))
                     del output, hidden
                 self._add(written, sums)
-        self._finish(f"backward {index}", written, [out], [_inputs(index), _gradients(index + 1)])
+        self._finish(f"backward {index}", written, [out], [inputs_file(index), gradients_file(index + 1)])
 
     def _begin(self) -> None:
         """Backpropagate through modules before the layers, and sum the moment of the embedding."""
@@ -329,7 +329,7 @@ class Passes:
                 for first, tokens in self._batches():
                     started = model.stack.embedded(tokens).detach().requires_grad_()
                     hidden = model.stack.enter(started, with_gradients=True).hidden
-                    gradient = self._read(_gradients(0), first, len(tokens))
+                    gradient = self._read(gradients_file(0), first, len(tokens))
                     (gradient,) = model.torch.autograd.grad(hidden, started, gradient)
                     if moment is not None:
                         moment.add(gradient.flatten(0, 1))
@@ -337,7 +337,7 @@ class Passes:
         if spec is not None and moment is not None:
             for key, array in self._embedding_arrays(spec, moment).items():
                 written.add(array, f"{spec.name}:{key}")
-        self._finish("begin", written, [], [_gradients(0), *([_TIED_HEAD] if self._sums_tied_embedding else [])])
+        self._finish("begin", written, [], [gradients_file(0), *([_TIED_HEAD] if self._sums_tied_embedding else [])])
 
     @property
     def _sums_tied_embedding(self) -> bool:
@@ -418,11 +418,13 @@ def _plain(hidden: Any) -> np.ndarray[Any, np.dtype[Any]]:
     return values
 
 
-def _inputs(index: int) -> str:
+def inputs_file(index: int) -> str:
+    """Return the name of the file with the inputs of a layer."""
     return f"layer-{index:04}.inputs"
 
 
-def _gradients(index: int) -> str:
+def gradients_file(index: int) -> str:
+    """Return the name of the file with the gradients with respect to the inputs of a layer."""
     return f"layer-{index:04}.gradients"
 
 

@@ -19,9 +19,7 @@ import numpy as np
 from ingot.core.runtime.device import synchronize
 from ingot.core.runtime.progress import Progress
 from ingot.runtime.calibration.calibrate_layers import LayerwiseModel
-from ingot.runtime.calibration.calibrate_passes import Passes
-from ingot.runtime.calibration.calibrate_passes import _gradients as gradients_file
-from ingot.runtime.calibration.calibrate_passes import _inputs as inputs_file
+from ingot.runtime.calibration.calibrate_passes import Passes, gradients_file, inputs_file
 from ingot.runtime.calibration.calibrate_plan import MemoryPlan, active_size
 from ingot.runtime.calibration.calibrate_work import Work, Writer
 from ingot.runtime.calibration.samples import BATCH, draw_token, first_tokens, seeded
