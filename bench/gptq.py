@@ -15,15 +15,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from rows import WINDOW, Bench
+from rows import Bench, write_calibration
 from standing import Figures, by_peer
 
 import ingot
 from ingot.recipes.load import parse_recipe
-from ingot.runtime.evaluation.windows import read_windows
-from ingot.runtime.loading.options import Protocol
-from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 RULE = """
 [[rules]]
@@ -33,16 +29,6 @@ codec = "affine"
 options = {{ bits = 4, group = {group}, scales = "half" }}
 quantizer = "{quantizer}"
 """
-
-
-def write_calibration(model: Path, text: Path, folder: Path, scored: int, count: int) -> Path:
-    """Write the text after the scored windows, and its tokens for the other programs."""
-    content, tokenizer = text.read_text("utf-8"), load_tokenizer(model)
-    offsets = tokenizer(content, add_special_tokens=False, verbose=False, return_offsets_mapping=True)["offset_mapping"]
-    (folder / "calibration.txt").write_text(content[offsets[scored * WINDOW][0] :], "utf-8")
-    windows = read_windows(tokenizer, folder / "calibration.txt", Protocol(window=WINDOW, sequences=count))
-    np.save(folder / "calibration.npy", windows.tokens.numpy())
-    return folder / "calibration.txt"
 
 
 def of_folder(bench: Bench, group: int, quantizer: str, statistics: Path, folder: Path) -> Figures:

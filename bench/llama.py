@@ -44,11 +44,16 @@ def library(python: str) -> ctypes.CDLL:
     """Return the library of llama.cpp that the other Python's package has."""
     where = "import importlib.util as u; print(u.find_spec('llama_cpp').submodule_search_locations[0])"
     folder = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
-    found = ctypes.CDLL(str(Path(folder, "lib", "libggml-base.so")))
+    return load_quantizer(Path(folder, "lib", "libggml-base.so"))
+
+
+def load_quantizer(path: Path) -> ctypes.CDLL:
+    """Load a library that exports ``ggml_quantize_chunk``, such as that of the package xllamacpp."""
+    loaded = ctypes.CDLL(str(path))
     size, pointer = ctypes.c_int64, ctypes.c_void_p
-    found.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, size, size, size, pointer]
-    found.ggml_quantize_chunk.restype = ctypes.c_size_t
-    return found
+    loaded.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, size, size, size, pointer]
+    loaded.ggml_quantize_chunk.restype = ctypes.c_size_t
+    return loaded
 
 
 def encoding(python: str, rows: int, repeat: int) -> list[Row]:

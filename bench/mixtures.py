@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, quants
-from gptq import write_calibration
-from rows import Bench, Matrices
+from llama import load_quantizer
+from rows import Bench, Matrices, write_calibration
 
 import ingot
 from ingot.model.statistics import Statistics
@@ -82,10 +82,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=96, help="windows that are scored")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    library = ctypes.CDLL(str(given.library))
-    size, pointer = ctypes.c_int64, ctypes.c_void_p
-    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, size, size, size, pointer]
-    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library = load_quantizer(given.library)
     figures = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +12,10 @@ import torch
 
 import ingot
 from ingot.recipes.load import parse_recipe
-from ingot.runtime.evaluation.scores import Scores
+from ingot.runtime.evaluation.evaluate import score_windows
+from ingot.runtime.evaluation.recorded import RecordedLogits
 from ingot.runtime.evaluation.windows import read_windows
-from ingot.runtime.loading.options import Protocol
+from ingot.runtime.loading.options import Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
@@ -62,9 +64,12 @@ def integers(bits: int, group: int, more: str = "") -> str:
 
 
 class Bench:
-    """A model, and what it says unchanged of each text."""
+    """A model, its logits for each text, and its matrices, which can be replaced and measured.
 
-    def __init__(self, model: Path, texts: Mapping[str, Path], windows: int = WINDOWS) -> None:
+    ``windows`` is the number of windows, of all texts or by the name of a text.
+    """
+
+    def __init__(self, model: Path, texts: Mapping[str, Path], windows: int | Mapping[str, int] = WINDOWS) -> None:
         self.path = model
         self.model = load_model(model, dtype="f32", keep_packed=False)
         named = dict(self.model.named_parameters())
@@ -72,9 +77,13 @@ class Bench:
         self.matrices = {n: w for n, w in self.all.items() if w.ndim == 2 and any(part in n for part in LAYERS)}
         self.weights = sum(each.size for each in self.all.values())
         self.rest = self.weights - sum(each.size for each in self.matrices.values())
-        protocol, tokenizer = Protocol(window=WINDOW, sequences=windows), load_tokenizer(model)
-        self.windows = {kind: read_windows(tokenizer, text, protocol).tokens for kind, text in texts.items()}
-        self.wanted = {kind: [_logits(self.model, window) for window in some] for kind, some in self.windows.items()}
+        tokenizer, measures = load_tokenizer(model), Measures(resamples=0)
+        self.windows, self.recorded = {}, {}
+        for name, text in texts.items():
+            count = windows if isinstance(windows, int) else windows[name]
+            self.windows[name] = read_windows(tokenizer, text, Protocol(window=WINDOW, sequences=count))
+            self.recorded[name] = RecordedLogits(tempfile.gettempdir())
+            score_windows(torch, self.model, self.windows[name], None, measures, self.recorded[name])
 
     def bits(self, nbytes: int) -> dict[str, float]:
         """Bits of a weight of the matrices, which take so many bytes, and of all with what stays in 16 bits."""
@@ -88,7 +97,7 @@ class Bench:
         ingot.convert(self.path, target, parse_recipe(row.recipe(), location="bench"), overwrite=True, **more)
         with ingot.open(target) as found:
             nbytes = sum(part.nbytes for name in self.matrices for part in found[name].parts.values())
-        return {**self.bits(nbytes), **self._said(load_model(target, dtype="f32", keep_packed=False))}
+        return {**self.bits(nbytes), **self._measure(load_model(target, dtype="f32", keep_packed=False))}
 
     def of_matrices(self, nbytes: int, matrices: Matrices) -> dict[str, Any]:
         """Return the figures of other matrices in this model, which has its own again afterwards."""
@@ -96,18 +105,16 @@ class Bench:
             raise SystemExit(f"expected all matrices of the layers, found none for {sorted(missing)[:3]}")
         try:
             self._put(matrices)
-            return {**self.bits(nbytes), **self._said(self.model)}
+            return {**self.bits(nbytes), **self._measure(self.model)}
         finally:
             self._put(self.all)
 
-    def _said(self, model: Any) -> dict[str, Any]:
-        found = {}
-        for kind, windows in self.windows.items():
-            scores = Scores(compared=True)
-            for window, wanted in zip(windows, self.wanted[kind], strict=True):
-                scores.add(_logits(model, window), window[1:], wanted)
-            found[kind] = scores.figures()
-        return found
+    def _measure(self, model: Any) -> dict[str, Any]:
+        figures = {}
+        for name, windows in self.windows.items():
+            _, scores, _ = score_windows(torch, model, windows, self.recorded[name], Measures(resamples=0))
+            figures[name] = scores.figures()
+        return figures
 
     def _put(self, matrices: Matrices) -> None:
         with torch.no_grad():
@@ -115,6 +122,11 @@ class Bench:
                 self.slots[name].copy_(torch.from_numpy(np.ascontiguousarray(values, np.float32)))
 
 
-def _logits(model: Any, window: Any) -> Any:
-    with torch.inference_mode():
-        return model(input_ids=window[None], use_cache=False).logits[0, :-1].float()
+def write_calibration(model: Path, text: Path, folder: Path, scored: int, count: int) -> Path:
+    """Write the text after the scored windows, and its tokens for the other programs."""
+    content, tokenizer = text.read_text("utf-8"), load_tokenizer(model)
+    offsets = tokenizer(content, add_special_tokens=False, verbose=False, return_offsets_mapping=True)["offset_mapping"]
+    (folder / "calibration.txt").write_text(content[offsets[scored * WINDOW][0] :], "utf-8")
+    windows = read_windows(tokenizer, folder / "calibration.txt", Protocol(window=WINDOW, sequences=count))
+    np.save(folder / "calibration.npy", windows.tokens.numpy())
+    return folder / "calibration.txt"

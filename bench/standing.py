@@ -1,18 +1,20 @@
-"""Bits against quality, beside other programs: one model's matrices by every grid, KL and perplexity on prose and code.
+"""Bits against quality, beside other programs: one model's matrices by every grid, KL and perplexity on several texts.
 
-    python bench/standing.py MODEL TEXTS --llama .venv.llama/bin/python --peers .venv.peers/bin/python --json out.json
+    python bench/standing.py MODEL TEXTS --library LIBRARY.so --peers .venv.peers/bin/python --json out.json
 
-TEXTS has ``heldout_prose.txt`` and ``heldout_code.txt``; ``make interop-llama peers`` make the Pythons. Matrices of
-attention and feed-forward networks are rounded, all else stays. "Bits" are those of these matrices as stored, codes,
-scales and tables; the file's are of these and of all else in 16 bits, over all weights. Our statistics are of samples
-of the model. Others get prose: what follows the part of the same text that is scored. ``tools/quality_page.py`` makes
-``spec/quality.md`` of what this writes; a row that is there already is not made again.
+TEXTS has ``heldout_prose.txt`` and ``heldout_code.txt``; with ``--chat`` there is a third text. LIBRARY exports
+``ggml_quantize_chunk``, as the package xllamacpp does (``make xllamacpp``); ``make peers`` makes the other Python.
+Matrices of attention and feed-forward networks are rounded, the others are unchanged. "Bits" are those of these
+matrices as stored: codes, scales and tables. "File bits" also count the other tensors, in 16 bits, over all weights.
+Statistics of Ingot are of samples of the model. Other programs get prose: the text after the scored windows.
+``tools/quality_page.py`` makes ``spec/quality.md`` from the JSON file; a row that the file has is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +24,14 @@ from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
-from llama import library
-from rows import ASIDE, WINDOW, WINDOWS, Bench, Row, blocks, integers
+from llama import load_quantizer
+from rows import ASIDE, WINDOWS, Bench, Row, blocks, integers, write_calibration
 from safetensors.numpy import load_file
 
 import ingot
 from ingot.model.statistics import Statistics
-from ingot.runtime.evaluation.windows import read_windows
-from ingot.runtime.loading.options import Protocol
-from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
 
 Figures = dict[str, Any]
-CALIBRATION = 96
 PEERS = Path(__file__).with_name("standing_peers.py")
 # What llama-quantize takes where 256 does not divide a matrix's columns (llama.cpp, src/llama-quant.cpp).
 INSTEAD = {
@@ -45,7 +43,9 @@ INSTEAD = {
 }
 LLAMA = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K", "IQ3_S", "IQ3_XXS",
          "Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M")  # fmt: skip
-BLIND = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K", "IQ3_S", "Q2_K")
+BLIND = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_1", "IQ4_NL", "Q4_0", "IQ4_XS", "Q3_K", "IQ3_S", "IQ3_XXS",
+         "Q2_K", "IQ2_S")  # fmt: skip
+"""Types that llama.cpp also makes without an importance matrix."""
 
 
 def ours(columns: set[int]) -> Iterator[Row]:
@@ -98,20 +98,10 @@ def by_peer(bench: Bench, python: str, folder: Path, kind: str) -> Figures:
     return bench.of_matrices(int(done.stdout.splitlines()[-1]), load_file(out))
 
 
-def calibration_text(model: Path, text: Path, folder: Path) -> Path:
-    """Write what follows the windows that are scored, and its tokens for other programs."""
-    content, tokenizer = text.read_text("utf-8"), load_tokenizer(model)
-    offsets = tokenizer(content, add_special_tokens=False, verbose=False, return_offsets_mapping=True)["offset_mapping"]
-    first = offsets[WINDOWS * WINDOW][0]
-    (folder / "calibration.txt").write_text(content[first:], "utf-8")
-    windows = read_windows(tokenizer, folder / "calibration.txt", Protocol(window=WINDOW, sequences=CALIBRATION))
-    np.save(folder / "calibration.npy", windows.tokens.numpy())
-    return folder / "calibration.txt"
-
-
 def rows_of(bench: Bench, given: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, Callable[[], Figures]]]:
     """Yield every row: its name, whose it is, and what makes it."""
-    prose = calibration_text(given.model, given.texts / "heldout_prose.txt", folder)
+    text, scored = given.texts / "heldout_prose.txt", len(bench.windows["prose"])
+    prose = write_calibration(given.model, text, folder, scored, given.calibration)
     samples = given.statistics
     if samples is None:
         samples = folder / "samples.safetensors"
@@ -119,11 +109,11 @@ def rows_of(bench: Bench, given: argparse.Namespace, folder: Path) -> Iterator[t
     for row in ours({each.shape[1] for each in bench.matrices.values()}):
         label = f"{row.label}, {row.quantizer}" if row.quantizer else row.label
         yield label, "Ingot", partial(bench.of_row, row, samples, folder)
-    if given.llama:
-        ingot.calibrate(given.model, folder / "prose.safetensors", text=prose, fisher=False)
+    if given.library:
+        ingot.calibrate(given.model, folder / "prose.safetensors", text=prose, samples=given.calibration, fisher=False)
         with Statistics.open(folder / "prose.safetensors") as statistics:
             importance = {name: statistics.for_matrix(name).diagonal for name in bench.matrices}
-        llama = library(given.llama)
+        llama = load_quantizer(given.library)
         for kind in BLIND:
             yield kind, "llama.cpp", partial(by_llama, bench, llama, kind, None)
         for kind in LLAMA:
@@ -136,24 +126,41 @@ def rows_of(bench: Bench, given: argparse.Namespace, folder: Path) -> Iterator[t
             yield kind, kind.split()[0], partial(by_peer, bench, given.peers, folder, kind)
 
 
+def windows_of(text: str) -> dict[str, int]:
+    """Return the number of windows by the name of a text."""
+    return {name: int(count) for name, count in (item.split("=") for item in text.split(","))}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--llama", help="a Python that has llama_cpp")
+    parser.add_argument("--library", type=Path, help="exports ggml_quantize_chunk")
     parser.add_argument("--peers", help="a Python that has hqq, gptqmodel, bitsandbytes and MLX")
     parser.add_argument("--statistics", type=Path, help="of the model's samples, if they were taken")
     parser.add_argument("--json", type=Path, required=True, help="where figures are kept; rows that it has stay")
+    parser.add_argument("--chat", type=Path, help="a third text")
+    parser.add_argument("--windows", type=windows_of, default={}, help="such as prose=24,code=8; default 96 each")
+    parser.add_argument("--calibration", type=int, default=96, help="windows of prose that other programs get")
+    parser.add_argument("--only", nargs="+", default=[""], help="patterns: rows in whose program and name one is found")
     given = parser.parse_args(arguments)
-    texts = {kind: given.texts / f"heldout_{kind}.txt" for kind in ("prose", "code")}
-    bench = Bench(given.model, texts)
+    texts = {name: given.texts / f"heldout_{name}.txt" for name in ("prose", "code")}
+    if given.chat:
+        texts["chat"] = given.chat
+    bench = Bench(given.model, texts, {name: given.windows.get(name, WINDOWS) for name in texts})
     figures: dict[str, Any] = json.loads(given.json.read_text("utf-8")) if given.json.exists() else {"rows": []}
     figures["weights"], figures["rounded"] = bench.weights, bench.weights - bench.rest
+    figures["calibration windows"] = given.calibration
+    figures["windows"] = {name: len(windows) for name, windows in bench.windows.items()}
     have = {(row["by"], row["name"]) for row in figures["rows"]}
     with tempfile.TemporaryDirectory() as name:
-        for label, who, make in rows_of(bench, given, Path(name)):
+        rows = list(rows_of(bench, given, Path(name)))
+        for label, who, make in (
+            row for pattern in given.only for row in rows if re.search(pattern, f"{row[1]} {row[0]}")
+        ):
             if (who, label) in have:
                 continue
+            have.add((who, label))
             row = {"name": label, "by": who, **make()}
             print(
                 f"{who:12} {label:40} {row['bits']:6.3f} {row['prose']['kl']:9.5f} {row['code']['kl']:9.5f}", flush=True

@@ -34,6 +34,24 @@ def test_each_row_has_a_mark_whose_tooltip_names_it(readme_figures: ModuleType) 
     assert drawn == quality_page.svg("Loss & size", rows, "prose")
 
 
+def test_goals_are_met_or_missed_by_a_factor(readme_figures: ModuleType) -> None:
+    quality_page = sys.modules["quality_page"]
+
+    def row(by: str, bits: float, kl: float) -> dict[str, object]:
+        return {"by": by, "name": f"{bits} bits", "bits": bits, "prose": {"kl": kl}}
+
+    rows = [row("Ingot", 4.5, 0.08), row("Ingot", 4.25, 0.05), row("Ingot", 3.25, 0.3), row("mlx", 3.5, 1.0)]
+    *_, first, second, third, last = quality_page.goals([*rows, row("llama.cpp", 3.25, 0.1)])
+    assert first.endswith("| 4.25 bits (4.25) | 0.0500 | met |")
+    assert second.endswith("| 4.25 bits (4.25) | 0.0500 | met |")
+    assert "mlx 3.5 bits (3.50), 1.0000 |" in third
+    assert third.endswith("| 0.3000 | met |")
+    assert last.endswith("| not run |")
+    *_, first, _, third, _ = quality_page.goals([rows[0], row("Ingot", 3.25, 0.6), rows[3]])
+    assert first.endswith("| 0.0800 | missed: 1.25 times the goal |")
+    assert third.endswith("| 0.6000 | missed: 1.50 times the goal |")
+
+
 def test_the_picture_names_programs_and_speeds(readme_figures: ModuleType) -> None:
     drawn = readme_figures.picture(ROOT)
     shown = texts(parsed(drawn))
