@@ -22,6 +22,7 @@ from ingot.conversion.like_stored import choice_like
 from ingot.conversion.packed_encoding import plan_packed
 from ingot.conversion.packed_layers import unify_merged_layers
 from ingot.conversion.placement import KEEP, error_at_tensor, plan_exact, plan_unchanged, why_not_exact
+from ingot.core.bytes.packed import PACKED
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.parallel import ordered
@@ -288,6 +289,9 @@ def _plan_measured(item: _Unmeasured, format: Format, inputs: EncodingInputs) ->
         return plan_encoding_or_keep(tensor, format, rule, measured.candidates[0], inputs)
     options: list[tuple[Choice | None, Step]] = []
     for choice in measured.candidates:
+        is_dense = choice.codec == DenseLayout.codec
+        if is_dense and choice.encoding == PACKED and DTYPES[tensor.dtype].is_float:
+            continue  # codecs of floats are smaller, and the trial takes memory
         try:
             options.append((choice, plan_encoding(tensor, format, rule, choice, inputs)))
         except UnsupportedError:
