@@ -62,12 +62,12 @@ def _of_manifest(data: bytes, models: str, location: str) -> str | None:
     if _MODEL not in types:
         return None
     paths = [_blob(layer, models, location) for layer in layers if layer.get("mediaType") == _MODEL]
-    others = [media_type.removeprefix(_LAYER)[:80] for media_type in types if media_type != _MODEL]
+    further = [media_type.removeprefix(_LAYER)[:80] for media_type in types if media_type != _MODEL]
     if len(paths) > 1:
         raise UnsupportedError(
             f"expected one model, found {len(paths)}: convert each ({paths[0]})", rule=RULE, where=location
         )
-    _require_only_weights(others, paths[0], location)
+    _require_only_weights(further, paths[0], location)
     return paths[0]
 
 
