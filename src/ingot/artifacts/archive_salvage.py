@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from ingot.artifacts.archive_layout import MAX_LAYOUT, parse_layout
 from ingot.artifacts.archive_store import ArchiveObjects, ArchiveStore
 from ingot.codecs.delta.exact import ID as DELTA
 from ingot.codecs.lossless.float_entropy import EntropyCodec
+from ingot.core.bytes.packed import PACKED, Buffer, stored_length
 from ingot.core.numeric.dtypes import from_file
 from ingot.errors import FormatError, IngotError
 from ingot.formats.zt.manifest import ALIGNMENT, MAGIC, align
@@ -98,10 +100,17 @@ def _length(source: ByteSource, spec: TensorSpec, part: PartSpec, parts: Mapping
             total += length
             size += content
         return total
+    if part.encoding == PACKED and part.uncompressed_length is not None:
+        read = partial(_read_from, source, offset)
+        return stored_length(read, source.size - offset, part.uncompressed_length, source.name)
     if spec.codec in (EntropyCodec.id, DELTA) and "sizes" in parts:
         sizes = np.frombuffer(parts["sizes"].view(), np.uint8)
         return int(from_file(sizes, "u32").sum(dtype=np.uint64))
     raise _incomplete(source)
+
+
+def _read_from(source: ByteSource, start: int, offset: int, length: int) -> Buffer:
+    return read_bytes(source, start + offset, length)
 
 
 def _frame(source: ByteSource, offset: int) -> tuple[int, int]:

@@ -22,7 +22,6 @@ from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Catalog
 from ingot.formats.detect import FORMATS
-from ingot.formats.zt.manifest import ALIGNMENT, MAGIC
 from ingot.model.bytesource import ByteSource, Stamp, StampedSource
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import as_tensor_map
@@ -420,6 +419,8 @@ def open_archive(store: Store, name: str) -> tuple[Catalog, ArchiveStore] | None
 
     Raises the errors of reading a ``.zt`` file, and those of ``archive_store``.
     """
+    from ingot.formats.zt.manifest import ALIGNMENT, MAGIC
+
     head = store.head(name, ALIGNMENT + len(_ZSTD_MAGIC))
     if head[: len(MAGIC)] != MAGIC or head[ALIGNMENT:] != _ZSTD_MAGIC:  # the layout is the first object
         return None

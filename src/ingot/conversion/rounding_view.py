@@ -32,6 +32,7 @@ from ingot.views.folding.scale import ScaleFolding, ScaleSearch, fold_scales, ha
 from ingot.views.folding.statistics import FoldedStatistics
 from ingot.views.rounded_view import LoadStatistics, Rounding, round_to
 
+_SAMPLES = "samples of the model"
 _NO_PREFIX = (
     "the statistics do not declare how their windows begin; those of earlier releases begin without BOS: if the "
     "tokenizer puts BOS before a text, calibrate again"
@@ -144,9 +145,12 @@ def round_weights(
     if calibration is not None:
         opened = statistics()  # statistics of another model raise an error here, before any tensor is read
         notes += [_NO_PREFIX] if opened.model_id is not None and WINDOW_PREFIX not in opened.metadata else []
-    if calibration is None or isinstance(calibration, Statistics):
-        metadata = calibration.metadata if isinstance(calibration, Statistics) else {}
-        source = metadata.get("source", requested_calibration(options).source)
+    if isinstance(options.calibration, Calibration):
+        source = options.calibration.source
+    elif calibration is None:
+        source = _SAMPLES
+    elif isinstance(calibration, Statistics):
+        source = calibration.metadata.get("source", _SAMPLES)
     else:
         source = Location.parse(calibration).display
     merged = {name: base.dtype for name in choices if (base := view.checkpoint[name].stored_like) is not None}

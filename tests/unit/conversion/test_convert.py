@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -92,7 +93,6 @@ def test_dry_run_tells_the_exact_size(model: Path, tmp_path: Path, recipe: str |
 
 def test_dry_run_of_a_hundred_gigabytes_reads_headers_only(tmp_path: Path) -> None:
     """The data of this file is a hole: reading it would take far longer than the test's time limit."""
-    import json
 
     shape, size, count = [8192, 8192], 8192 * 8192 * 2, 745
     header = json.dumps(
@@ -308,6 +308,7 @@ def test_what_runs_the_result_is_told(
     name: str, format: str | None, programs: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (model / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}')
     (model / "config.json").write_text(
         '{"model_type": "llama", "model_file": "llama.py", "architectures": ["LlamaForCausalLM"]}'
     )

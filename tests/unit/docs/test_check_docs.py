@@ -79,7 +79,7 @@ def test_paths_and_targets(page, check_docs, tmp_path, text, faulty):
         ("ingot inspect a.zt --json | head > out.json", False),
         ("ingot --nope verify a.zt", True),
         ("ingot smelt a.zt", True),
-        ("ingot convert a.zt", True),
+        ("ingot convert", True),
         ("ingot convert a b c", True),
         ("ingot convert a b --recpie int4", True),
         ("ingot compare a b --top many", True),

@@ -27,6 +27,9 @@ ALLOWED = {
     ("conversion/round_by_layers.py", "pathlib.Path"),
     ("runtime/calibration/calibrate.py", "pathlib.Path"),
     ("delta/extract_adapter.py", "pathlib.Path"),
+    ("runtime/evaluation/recorded.py", "pathlib.Path"),
+    ("runtime/evaluation/recorded.py", "tempfile.TemporaryFile"),
+    ("runtime/sweep/run.py", "pathlib.Path"),
     # Checkpoints that a trainer on this machine writes.
     ("runtime/training/delta_checkpoint.py", "pathlib.Path"),
     ("runtime/training/step_files.py", "pathlib.Path"),

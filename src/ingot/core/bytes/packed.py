@@ -43,6 +43,7 @@ _MAX_SYMBOLS = 1 << 20
 _MAGIC = b"ingpack1"
 _END = Struct("<IIII8s")
 _FRAME = Struct("<II")
+_SEARCHED = 1 << 20
 _RAW, _CODED = range(2)
 _PLAIN, _CONSTANT, _SYMBOLS = range(3)
 _MAX_CONTEXTS = 8
@@ -291,6 +292,27 @@ def read_index(read: Callable[[int, int], Buffer], length: int, expected: int, l
     if int(sizes.sum()) != start or content % layout.record or (count and int(sizes.max()) > content + 1):
         raise _error("frames whose sizes do not fit the part", location)
     return PackedIndex(layout, content, sizes, table[:, 1])
+
+
+def stored_length(read: Callable[[int, int], Buffer], limit: int, expected: int, location: str) -> int:
+    """Return the number of stored bytes of a part whose end is not known, by its index.
+
+    ``read(offset, length)`` returns bytes of a file from the begin of the part on; there are ``limit`` of them. Raises
+    ``FormatError`` ``part.packed``: no index with a correct checksum follows.
+    """
+    overlap = len(_MAGIC) - 1
+    for first in range(0, max(limit - overlap, 0), _SEARCHED):
+        chunk = bytes(read(first, min(_SEARCHED + overlap, limit - first)))
+        match = chunk.find(_MAGIC)
+        while match >= 0:
+            length = first + match + len(_MAGIC)
+            try:
+                read_index(read, length, expected, location)
+            except FormatError:
+                match = chunk.find(_MAGIC, match + 1)
+            else:
+                return length
+    raise _error("no index", location)
 
 
 def decode_checked(index: PackedIndex, number: int, frame: Buffer, out: Array, location: str) -> None:

@@ -328,7 +328,7 @@ def test_a_description_in_the_part_for_text(tmp_path: Path) -> None:
     """As models of several parts have it; the result has one description, of its own packing."""
     of = layer(64, 96, 4, 32, low=1)
     path = folder(tmp_path / "m", packing.gptq(UP, of), None, "model")
-    text = {"model_type": "llama", "quantization_config": {**GPTQ, "sym": False}}
+    text = {"model_type": "tiny", "quantization_config": {**GPTQ, "sym": False}}
     (path / "config.json").write_text(
         json.dumps({"model_type": "llava", "text_config": text, "quantization_config": None})
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot.core.bytes import checksums
+from ingot.core.bytes import checksums, packed
 from ingot.core.parsing import cbor
 from ingot.errors import CodecError, FormatError, IngotError, IntegrityError
 from ingot.formats.base import Catalog
@@ -175,6 +175,18 @@ def test_a_stated_manifest_size_allocates_nothing(read: Read) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_packed_parts_with_too_many_decoded_bytes_are_refused(read: Read) -> None:
+    frame = bytes(64)
+    for stated, rule in (
+        (len(frame) * packed.MAX_RATIO + 1, "zt.packed-ratio"),
+        (None, "zt.uncompressed-length-missing"),
+    ):
+        about = component("u8", length=len(frame), encoding=packed.PACKED, uncompressed_length=stated)
+        with pytest.raises(FormatError) as caught:
+            read(zt_file(manifest({"t": tensor([stated or 1], components={"data": about})}), {64: frame}))
+        assert caught.value.rule == rule
 
 
 def test_a_bomb_is_refused_before_its_size_is_allocated(read: Read) -> None:
