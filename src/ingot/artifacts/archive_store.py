@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,11 +17,11 @@ from ingot.codecs.delta.exact import ID as DELTA
 from ingot.codecs.delta.exact_chunks import check_sizes, params_of, unpack
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.checksums import Blake3, hex_of
-from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, numpy_dtype, require_inside
+from ingot.core.numeric.dtypes import DTYPES, file_bytes, from_file, numpy_dtype
 from ingot.errors import FormatError, IngotError, IntegrityError, UnsupportedError, UsageError
 from ingot.formats.base import Catalog
 from ingot.formats.detect import FORMATS
-from ingot.model.bytesource import ByteSource, Stamp, StampedSource
+from ingot.model.bytesource import ByteSource, JoinedSource, Stamp, StampedSource
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import as_tensor_map
 from ingot.model.reading.ranges import read_bytes
@@ -298,41 +297,21 @@ class ArchiveStore(Store):
         return self._archive.would_overwrite([self._name], target, folder=folder)
 
 
-class ArchivedSource(StampedSource):
+class ArchivedSource(JoinedSource, StampedSource):
     """A byte source of a file of an archive; its stamp is that of the archive."""
 
-    mapped = False
-
     def __init__(self, objects: ArchiveObjects, file: ArchivedFile, name: str) -> None:
+        super().__init__((span.size for span in file.spans), name)
         self._objects = objects
         self._spans = file.spans
         source = objects.source
         stamp = source.stamp if isinstance(source, StampedSource) else Stamp(source.size)
         self.stamp = stamp._replace(size=file.size)
-        self.name = name
-        self.size = file.size
-        self._starts = [0]
-        for span in file.spans:
-            self._starts.append(self._starts[-1] + span.size)
 
-    def view(self, offset: int, length: int) -> memoryview:
-        require_inside(offset, length, self.size, self.name)
-        out = memoryview(bytearray(length))
-        self.readinto(offset, out)
-        return out
-
-    def readinto(self, offset: int, out: memoryview) -> None:
-        require_inside(offset, out.nbytes, self.size, self.name)
-        out = out.cast("B") if out.nbytes else out
-        index = bisect_right(self._starts, offset) - 1
-        while out.nbytes:
-            span = self._spans[index]
-            within = offset - self._starts[index]
-            count = min(span.size - within, out.nbytes)
-            self._objects.readinto(span.object, span.offset + within, out[:count])
-            out = out[count:]
-            offset += count
-            index += 1
+    def read_span(self, index: int, offset: int, out: memoryview) -> None:
+        """Decode bytes of the object of a span."""
+        span = self._spans[index]
+        self._objects.readinto(span.object, span.offset + offset, out)
 
     def changed(self) -> bool:
         """Return whether the archive was written to since it was opened."""

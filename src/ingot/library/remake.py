@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from ingot.core.bytes.checksums import Blake3
-from ingot.core.numeric.dtypes import require_inside
 from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IntegrityError, UsageError
 from ingot.library.manifest import Chunk, File, Manifest
 from ingot.library.objects import Objects
-from ingot.model.bytesource import ByteSource, Sink
+from ingot.model.bytesource import ByteSource, JoinedSource, Sink
 from ingot.model.store import Listing, Store, checked_name
 
 _ZEROS = bytes(1 << 20)
@@ -114,41 +112,22 @@ class ArtifactStore(Store):
             return data
 
 
-class _FileSource:
+class _FileSource(JoinedSource):
     """A byte source of a file of an artifact; its objects are decoded when they are read."""
 
-    mapped = False
-
     def __init__(self, store: ArtifactStore, file: File, name: str) -> None:
+        super().__init__((chunk.size for chunk in file.chunks), name)
         self._store = store
         self._file = file
-        self.name = name
-        self.size = file.size
-        self._starts = [0]
-        for chunk in file.chunks:
-            self._starts.append(self._starts[-1] + chunk.size)
 
-    def view(self, offset: int, length: int) -> memoryview:
-        require_inside(offset, length, self.size, self.name)
-        out = memoryview(bytearray(length))
-        self.readinto(offset, out)
-        return out
-
-    def readinto(self, offset: int, out: memoryview) -> None:
-        require_inside(offset, out.nbytes, self.size, self.name)
-        out = out.cast("B") if out.nbytes else out
-        index = bisect_right(self._starts, offset) - 1
-        while out.nbytes:
-            chunk = self._file.chunks[index]
-            within = offset - self._starts[index]
-            count = min(chunk.size - within, out.nbytes)
-            if count and chunk.object:
-                out[:count] = self._store.values(chunk)[within : within + count]
-            elif count:
-                out[:count] = chunk.data[within : within + count] if chunk.data else bytes(count)
-            out = out[count:]
-            offset = offset + count
-            index = index + 1
+    def read_span(self, index: int, offset: int, out: memoryview) -> None:
+        """Copy bytes of a chunk: of its object, of its inline data, or zeros."""
+        chunk = self._file.chunks[index]
+        end = offset + out.nbytes
+        if chunk.object:
+            out[:] = self._store.values(chunk)[offset:end]
+        else:
+            out[:] = chunk.data[offset:end] if chunk.data else bytes(out.nbytes)
 
     def changed(self) -> bool:
         return False

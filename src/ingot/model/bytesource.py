@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from ingot.core.numeric.dtypes import require_inside
@@ -95,6 +97,49 @@ class StampedSource:
     """A base class of sources that are files and have a stamp."""
 
     stamp: Stamp
+
+
+class JoinedSource(ABC):
+    """A base class of byte sources whose content is a sequence of spans, each read on its own.
+
+    Parameters
+    ----------
+    sizes : iterable of int
+        The bytes of each span.
+    name : str
+        The file, for error messages.
+    """
+
+    mapped = False
+
+    def __init__(self, sizes: Iterable[int], name: str) -> None:
+        self.name = name
+        self._starts = [0, *accumulate(sizes)]
+        self.size = self._starts[-1]
+
+    @abstractmethod
+    def read_span(self, index: int, offset: int, out: memoryview) -> None:
+        """Read bytes of span ``index``, from ``offset`` in it, into ``out``."""
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return a copy of a range."""
+        require_inside(offset, length, self.size, self.name)
+        out = memoryview(bytearray(length))
+        self.readinto(offset, out)
+        return out
+
+    def readinto(self, offset: int, out: memoryview) -> None:
+        """Read the range that begins at ``offset`` into ``out``."""
+        require_inside(offset, out.nbytes, self.size, self.name)
+        out = out.cast("B") if out.nbytes else out
+        index = bisect_right(self._starts, offset) - 1
+        while out.nbytes:
+            count = min(self._starts[index + 1] - offset, out.nbytes)
+            if count:
+                self.read_span(index, offset - self._starts[index], out[:count])
+            out = out[count:]
+            offset += count
+            index += 1
 
 
 class PrivateMapping(ABC):
