@@ -105,7 +105,7 @@ class FewScales {
   }
 
   // Scales lane by lane, for the next four blocks; 0 past the last group.
-  __m512 next() {
+  [[gnu::noinline]] __m512 next() {
     const std::size_t first = group_;
     read_ahead<64, kFewAhead / 8>(rows_[0] + kFewRows * first * (type_ == Dtype::f32 ? 4 : 2));
     if (++passed_ == per_) passed_ = 0, group_ += kPer * step_;
@@ -148,13 +148,13 @@ inline void halves_of(const std::uint8_t* codes, std::size_t filled, __m512i fli
 }
 
 // Four rows of weights with all rows of x.
-template <int kBits, ZeroKind kZero, std::size_t kPer, std::size_t kCount>
+template <int kBits, bool kZeros, std::size_t kPer, std::size_t kCount>
 void multiply_few(const Int8Job& job, const std::size_t (&rows)[kFewRows], float (&out)[kCount][kFewRows]) {
   constexpr std::size_t bytes = kFourBytes * kBits / 8;
   const __m512i flip = _mm512_set1_epi8(job.layout.is_signed ? static_cast<char>(1 << (kBits - 1)) : 0);
-  FewScales<kPer> scales(job, job.weights.scales, rows), zeros(job, kZero == ZeroKind::none ? job.weights.scales : job.weights.zeros, rows);
-  const __m512 single = scales.next(), zero = kZero == ZeroKind::none ? _mm512_setzero_ps() : zeros.next();
-  const bool low_half = job.groups == 1;
+  FewScales<kPer> scales(job, job.weights.scales, rows), zeros(job, kZeros ? job.weights.zeros : job.weights.scales, rows);
+  const __m512 single = scales.next(), zero = kZeros ? zeros.next() : _mm512_setzero_ps();
+  const bool low_half = job.groups == 1, subtracts = job.layout.zero == ZeroKind::point;
   __m512 scale = single, shift = zero, sums[kCount] = {};
   for (std::size_t four = 0; four < job.fours; ++four) {
     const std::size_t from = four * bytes,
@@ -173,17 +173,17 @@ void multiply_few(const Int8Job& job, const std::size_t (&rows)[kFewRows], float
     }
     if (four && !low_half) {
       scale = scales.next();
-      if (kZero != ZeroKind::none) shift = zeros.next();
+      if (kZeros) shift = zeros.next();
     }
     for (std::size_t m = 0; m < kCount; ++m) {
       const std::size_t position = (m * job.fours + four) * kInt8Sums;
       const __m512 starts = to_blocks(_mm_loadu_ps(reinterpret_cast<const float*>(job.starts + position)));
       const __m512 steps = to_blocks(_mm_loadu_ps(job.steps + position));
       __m512 value = _mm512_cvtepi32_ps(_mm512_add_epi32(turn_sums(results[m]), _mm512_castps_si512(starts)));
-      if constexpr (kZero == ZeroKind::point)
+      if (kZeros && subtracts)
         value = _mm512_fnmadd_ps(shift, to_blocks(_mm_loadu_ps(job.sums + position)), value);
       sums[m] = _mm512_fmadd_ps(_mm512_mul_ps(scale, steps), value, sums[m]);
-      if constexpr (kZero == ZeroKind::offset)
+      if (kZeros && !subtracts)
         sums[m] = _mm512_fmadd_ps(shift, to_blocks(_mm_loadu_ps(job.sums + position)), sums[m]);
     }
   }
@@ -193,54 +193,54 @@ void multiply_few(const Int8Job& job, const std::size_t (&rows)[kFewRows], float
   }
 }
 
-template <int kBits, ZeroKind kZero, std::size_t kPer, std::size_t kCount>
-void few_rows_of(const Int8Job& job, std::size_t first, std::size_t last) {
-  alignas(64) float values[kCount][kInt8Rows], bias[kInt8Rows];
-  for (std::size_t row = first; row < last; row += kFewRows) {
-    std::size_t rows[kFewRows];
-    for (std::size_t i = 0; i < kFewRows; ++i) rows[i] = row + i < last ? row + i : last - 1;
-    float sums[kCount][kFewRows];
-    multiply_few<kBits, kZero, kPer, kCount>(job, rows, sums);
-    for (std::size_t m = 0; m < kCount; ++m) std::memcpy(values[m] + (row - first), sums[m], sizeof sums[m]);
-  }
+// Adds the bias and stores the products of `count` rows of x. Not inlined: the kernels below are many.
+[[gnu::noinline]] void finish_few(const Int8Job& job, std::size_t first, std::size_t last, float (*values)[kInt8Rows],
+                                  std::size_t count) {
+  alignas(64) float bias[kInt8Rows];
   if (job.out.bias) load_floats_of(job.out.bias, job.out.bias_type, first, last - first, bias);
-  for (std::size_t m = 0; m < kCount; ++m) {
+  for (std::size_t m = 0; m < count; ++m) {
     if (job.out.bias)
       for (std::size_t row = 0; row < last - first; ++row) values[m][row] += bias[row];
     store_values(values[m], last - first, job.out, m * job.layout.rows + first);
   }
 }
 
+template <int kBits, bool kZeros, std::size_t kPer, std::size_t kCount>
+void few_rows_of(const Int8Job& job, std::size_t first, std::size_t last) {
+  alignas(64) float values[kCount][kInt8Rows];
+  for (std::size_t row = first; row < last; row += kFewRows) {
+    std::size_t rows[kFewRows];
+    for (std::size_t i = 0; i < kFewRows; ++i) rows[i] = row + i < last ? row + i : last - 1;
+    float sums[kCount][kFewRows];
+    multiply_few<kBits, kZeros, kPer, kCount>(job, rows, sums);
+    for (std::size_t m = 0; m < kCount; ++m) std::memcpy(values[m] + (row - first), sums[m], sizeof sums[m]);
+  }
+  finish_few(job, first, last, values, kCount);
+}
+
 using FewFn = void (*)(const Int8Job&, std::size_t, std::size_t);
 
-template <int kBits, ZeroKind kZero, std::size_t kPer>
+template <int kBits, bool kZeros, std::size_t kPer>
 FewFn few_of_count(std::size_t count) {
-  constexpr FewFn table[] = {few_rows_of<kBits, kZero, kPer, 1>, few_rows_of<kBits, kZero, kPer, 2>,
-                             few_rows_of<kBits, kZero, kPer, 3>, few_rows_of<kBits, kZero, kPer, 4>};
+  constexpr FewFn table[] = {few_rows_of<kBits, kZeros, kPer, 1>, few_rows_of<kBits, kZeros, kPer, 2>,
+                             few_rows_of<kBits, kZeros, kPer, 3>, few_rows_of<kBits, kZeros, kPer, 4>};
   return table[count - 1];
 }
 
-template <int kBits, ZeroKind kZero>
+template <int kBits, bool kZeros>
 FewFn few_of_groups(const Int8Job& job) {
-  if (job.groups > 1 && job.layout.group == kInt8Block) return few_of_count<kBits, kZero, 4>(job.count);
-  if (job.groups > 1 && job.layout.group == 2 * kInt8Block) return few_of_count<kBits, kZero, 2>(job.count);
-  return few_of_count<kBits, kZero, 1>(job.count);
+  if (job.groups > 1 && job.layout.group == kInt8Block) return few_of_count<kBits, kZeros, 4>(job.count);
+  if (job.groups > 1 && job.layout.group == 2 * kInt8Block) return few_of_count<kBits, kZeros, 2>(job.count);
+  return few_of_count<kBits, kZeros, 1>(job.count);
 }
 
 template <int kBits>
-FewFn few_of_zero(const Int8Job& job) {
-  switch (job.layout.zero) {
-    case ZeroKind::point:
-      return few_of_groups<kBits, ZeroKind::point>(job);
-    case ZeroKind::offset:
-      return few_of_groups<kBits, ZeroKind::offset>(job);
-    default:
-      return few_of_groups<kBits, ZeroKind::none>(job);
-  }
+FewFn few_of_bits(const Int8Job& job) {
+  return (job.layout.zero == ZeroKind::none ? few_of_groups<kBits, false> : few_of_groups<kBits, true>)(job);
 }
 
 inline void few_rows(const Int8Job& job, std::size_t first, std::size_t last) {
-  (job.layout.bits == 4 ? few_of_zero<4> : few_of_zero<8>)(job)(job, first, last);
+  (job.layout.bits == 4 ? few_of_bits<4> : few_of_bits<8>)(job)(job, first, last);
 }
 
 #else
