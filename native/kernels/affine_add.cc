@@ -10,25 +10,18 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-template <bool kSigned>
-inline float value_of(std::uint8_t code, int half) {
-  const int number = code;
-  return static_cast<float>(kSigned ? (number ^ half) - half : number);
-}
-
 #if defined(__AVX512BW__)
 // Sixteen bf16 sums at a time; returns how many of the `n` were done.
-template <bool kSigned, Zero kZero>
+template <Zero kZero>
 std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, float zero, int half,
                         const std::uint16_t* base, std::uint16_t* out) {
   const __m512 scales = _mm512_set1_ps(scale), zeros = _mm512_set1_ps(zero);
-  const __m128i halves = _mm_set1_epi8(static_cast<char>(half));
+  const __m512i halves = _mm512_set1_epi32(half);
   const __m512i below = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(0x00400000);
   std::size_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
-    if (kSigned) packed = _mm_sub_epi8(_mm_xor_si128(packed, halves), halves);
-    __m512 q = _mm512_cvtepi32_ps(kSigned ? _mm512_cvtepi8_epi32(packed) : _mm512_cvtepu8_epi32(packed));
+    const __m512i wide_codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i)));
+    __m512 q = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_xor_si512(wide_codes, halves), halves));
     if (kZero == Zero::point) q = _mm512_sub_ps(q, zeros);
     const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(base + i));
     const __m512 wide = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(from), 16));
@@ -45,16 +38,15 @@ std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, f
 }
 #elif defined(__AVX2__)
 // Eight bf16 sums at a time; returns how many of the `n` were done.
-template <bool kSigned, Zero kZero>
+template <Zero kZero>
 std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, float zero, int half,
                         const std::uint16_t* base, std::uint16_t* out) {
   const __m256 scales = _mm256_set1_ps(scale), zeros = _mm256_set1_ps(zero);
-  const __m128i halves = _mm_set1_epi8(static_cast<char>(half));
+  const __m256i halves = _mm256_set1_epi32(half);
   std::size_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i));
-    if (kSigned) packed = _mm_sub_epi8(_mm_xor_si128(packed, halves), halves);
-    __m256 q = _mm256_cvtepi32_ps(kSigned ? _mm256_cvtepi8_epi32(packed) : _mm256_cvtepu8_epi32(packed));
+    const __m256i wide_codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
+    __m256 q = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_xor_si256(wide_codes, halves), halves));
     if (kZero == Zero::point) q = _mm256_sub_ps(q, zeros);
     const __m256 wide = load_eight<Dtype::bf16>(base + i);
     q = _mm256_mul_ps(scales, q);
@@ -65,22 +57,22 @@ std::size_t add_vectors(const std::uint8_t* codes, std::size_t n, float scale, f
   return i;
 }
 #else
-template <bool kSigned, Zero kZero>
+template <Zero kZero>
 std::size_t add_vectors(const std::uint8_t*, std::size_t, float, float, int, const std::uint16_t*, std::uint16_t*) {
   return 0;
 }
 #endif
 
 // Sums of `n` values; `base` and `out` are the same array or do not overlap.
-template <Dtype kDtype, bool kSigned, Zero kZero>
+template <Dtype kDtype, Zero kZero>
 void add_run(const std::uint8_t* __restrict codes, std::size_t n, float scale, float zero, int half,
              const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
   const auto sum = [=](std::uint8_t code, float from) {
-    const float q = value_of<kSigned>(code, half);
+    const float q = number_of(code, half);
     return scaled<kZero>(q, scale, zero) + from;
   };
   std::size_t i = 0;
-  if constexpr (kDtype == Dtype::bf16) i = add_vectors<kSigned, kZero>(codes, n, scale, zero, half, base, out);
+  if constexpr (kDtype == Dtype::bf16) i = add_vectors<kZero>(codes, n, scale, zero, half, base, out);
   if constexpr (kDtype != Dtype::f32) {  // widen, add, round: three loops of vectors over a block in cache
     constexpr std::size_t block = 64;
     alignas(64) float sums[block];
@@ -106,13 +98,13 @@ struct Scaling {
   Dtype type;
 };
 
-template <Dtype kDtype, bool kSigned, Zero kZero>
+template <Dtype kDtype, Zero kZero>
 void add_rows(const AffineLayout& layout, const std::uint8_t* packed, const Scaling& scaling,
               const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
   const Unpack unpack = layout.msb ? unpacker<true>(layout.bits) : unpacker<false>(layout.bits);
   const std::size_t group = layout.group < layout.cols ? layout.group : layout.cols;
   const std::size_t stride = layout.per_tensor ? 0 : layout.cols / layout.group + (layout.cols % layout.group != 0);
-  const int half = 1 << (layout.bits - 1);
+  const int half = half_of(layout);
   Codes unpacked;
   alignas(64) float scales[kChunk + 1], zeros[kChunk + 1];
   for (std::size_t row = 0; row < layout.rows; ++row) {
@@ -126,24 +118,17 @@ void add_rows(const AffineLayout& layout, const std::uint8_t* packed, const Scal
         codes = unpacked.bytes();
       }
       const std::size_t first = start / group, count = (end - 1) / group + 1 - first;
-      load_floats_of(scaling.scales, scaling.type, row * stride + first, count, scales);
-      if (kZero != Zero::none) load_floats_of(scaling.zeros, scaling.type, row * stride + first, count, zeros);
+      widen(scaling.scales, scaling.type, row * stride + first, count, scales);
+      if (kZero != Zero::none) widen(scaling.zeros, scaling.type, row * stride + first, count, zeros);
       for (std::size_t i = 0, from = start; i < count; ++i) {
         const std::size_t group_end = (first + i + 1) * group, until = group_end < end ? group_end : end;
-        add_run<kDtype, kSigned, kZero>(codes + (from - start), until - from, scales[i],
+        add_run<kDtype, kZero>(codes + (from - start), until - from, scales[i],
                                         kZero != Zero::none ? zeros[i] : 0, half, base + element + from,
                                         out + element + from);
         from = until;
       }
     }
   }
-}
-
-template <Dtype kDtype, Zero kZero>
-void signed_or_not(const AffineLayout& layout, const std::uint8_t* packed, const Scaling& scaling,
-                   const TypeOf<kDtype>* base, TypeOf<kDtype>* out) {
-  (layout.is_signed ? add_rows<kDtype, true, kZero> : add_rows<kDtype, false, kZero>)(layout, packed, scaling, base,
-                                                                                      out);
 }
 
 template <Dtype kDtype>
@@ -153,11 +138,11 @@ void dispatch(const AffineLayout& layout, const std::uint8_t* packed, const Scal
   auto* to = static_cast<TypeOf<kDtype>*>(out);
   switch (zero_of(layout, scaling.zeros)) {
     case Zero::none:
-      return signed_or_not<kDtype, Zero::none>(layout, packed, scaling, from, to);
+      return add_rows<kDtype, Zero::none>(layout, packed, scaling, from, to);
     case Zero::point:
-      return signed_or_not<kDtype, Zero::point>(layout, packed, scaling, from, to);
+      return add_rows<kDtype, Zero::point>(layout, packed, scaling, from, to);
     case Zero::offset:
-      return signed_or_not<kDtype, Zero::offset>(layout, packed, scaling, from, to);
+      return add_rows<kDtype, Zero::offset>(layout, packed, scaling, from, to);
   }
 }
 
