@@ -102,8 +102,8 @@ class RowDecoder {
       values_[i] = number_of(static_cast<std::uint8_t>(i & ((1 << layout.bits) - 1)), half_);
   }
 
-  // `at` is the position of the row's first scale, and of its first zero.
-  void row(const std::uint8_t* in, const void* scales, const void* zeros, Dtype scale_type, std::size_t at,
+  // `first_scale` is the position of the row's first scale, and of its first zero.
+  void row(const std::uint8_t* in, const void* scales, const void* zeros, Dtype scale_type, std::size_t first_scale,
            TypeOf<kDtype>* out) {
     for (std::size_t start = 0; start < layout_.cols; start += kChunk) {
       const std::size_t end = layout_.cols - start < kChunk ? layout_.cols : start + kChunk;
@@ -113,8 +113,8 @@ class RowDecoder {
         codes = codes_.bytes();
       }
       const std::size_t first = start / group_, count = (end - 1) / group_ + 1 - first;
-      widen(scales, scale_type, at + first, count, scales_);
-      if (kZero != Zero::none) widen(zeros, scale_type, at + first, count, zeros_);
+      widen(scales, scale_type, first_scale + first, count, scales_);
+      if (kZero != Zero::none) widen(zeros, scale_type, first_scale + first, count, zeros_);
 #if defined(__AVX512BW__)
       if (by_ == By::stream)
         (this->*stream_)(codes, start, end, first, count, out + start);
