@@ -212,6 +212,7 @@ def _convert_options(options: MergeOptions) -> ConvertOptions:
         verify=options.verify,
         max_decompressed=options.max_decompressed,
         calibration=options.calibration,
+        device=options.device,
         keep_names=options.keep_names,
         no_tokenizer=options.no_tokenizer,
         drop=options.drop,

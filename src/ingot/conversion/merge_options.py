@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ingot.artifacts.destination import (
+    CPU,
     DIGEST,
     DROP,
     IO,
@@ -87,6 +88,14 @@ class MergeOptions:
     calibration: AnyPath | Statistics | None = field(
         default=None,
         metadata=about("Statistics from `ingot calibrate`, or an importance matrix, for recipes with a quantizer."),
+    )
+    device: Any = field(
+        default=CPU,
+        metadata=about(
+            "Calibrate and round on this device of torch: cpu, cuda, cuda:N, mps or xpu; for recipes with a quantizer.",
+            metavar="DEVICE",
+            panel=LIMITS,
+        ),
     )
     allow_requantize: bool = field(
         default=False, metadata=about("With --recipe or --type: quantize tensors that are quantized already.")

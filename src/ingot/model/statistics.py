@@ -40,6 +40,8 @@ MEANS = "means"
 COUNT = "count"
 WINDOW_PREFIX = "window_prefix"
 """The metadata key for the tokens at the beginning of each window."""
+CHAT_WINDOWS = "chat_windows"
+"""The metadata key for the number of windows that begin with a user's turn of the chat template."""
 FIELDS = (INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT)
 SAME = "same"
 _ROWS = 1024  # rows that are checked together

@@ -236,6 +236,7 @@ def test_convert_refuses_a_device_that_nothing_would_use(tmp_path: Path) -> None
         ["quantize", "MODEL", "-o", "OUT.gguf", "--bits", "4"],
         ["convert", "MODEL", "OUT.gguf", "--recipe", "q4_0-calibrated"],
         ["calibrate", "MODEL", "-o", "OUT.safetensors"],
+        ["merge", "MODEL", "MODEL", "--method", "linear", "-o", "OUT.gguf", "--recipe", "q4_0-calibrated"],
     ],
 )
 def test_commands_refuse_a_device_that_is_not_there(

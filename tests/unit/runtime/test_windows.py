@@ -20,6 +20,7 @@ from ingot.ext.squish.gate import PerplexityGate
 from ingot.model.statistics import Statistics
 from ingot.recipes.load import parse_recipe
 from ingot.runtime.calibration import calibrate as calibrate_module
+from ingot.runtime.evaluation.beginnings import Beginnings, beginnings_of
 from ingot.runtime.evaluation.divergence import Divergence
 from ingot.runtime.evaluation.evaluate import evaluate
 from ingot.runtime.evaluation.generate import generate
@@ -30,7 +31,7 @@ from ingot.runtime.evaluation.special_tokens import (
     surrounding_tokens,
     text_tokens,
 )
-from ingot.runtime.evaluation.windows import cut_windows, read_windows, sample_prefix
+from ingot.runtime.evaluation.windows import cut_windows, read_windows
 from ingot.runtime.loading.options import Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
@@ -242,7 +243,7 @@ def windows_read(monkeypatch: pytest.MonkeyPatch, **options: Any) -> torch.Tenso
         return passes(model, work, tokens, *rest)
 
     monkeypatch.setattr(calibrate_module, "Passes", watched)
-    ingot.calibrate(fisher=False, samples=6, length=8, overwrite=True, **options)
+    ingot.calibrate(**{"fisher": False, "samples": 6, "length": 8, "overwrite": True, **options})
     return seen[0]
 
 
@@ -263,20 +264,83 @@ def test_calibration_begins_as_the_tokenizer_has_it(
 
 
 def test_without_such_tokens_the_first_one_stays_uniform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make("llama", folder_with(tmp_path / "m", None), "float32", vocab_size=300)
-    assert sample_prefix(model) == ()
+    model = make("llama", folder_with(tmp_path / "m", None, chat_template=None), "float32", vocab_size=300)
+    assert beginnings_of(model) == Beginnings()
     with_files = windows_read(monkeypatch, model=model, out=tmp_path / "s.safetensors")
     with Statistics.open(tmp_path / "s.safetensors") as statistics:
         assert statistics.metadata["source"] == "samples of the model"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
-    assert sample_prefix(model) is None
+    assert beginnings_of(model) is None
     without_files = windows_read(monkeypatch, model=model, out=tmp_path / "s.safetensors")
     assert torch.equal(with_files, without_files)
     assert len({*with_files[:, 0].tolist()}) > 4
     with Statistics.open(tmp_path / "s.safetensors") as statistics:
         assert statistics.metadata["window_prefix"] == "[]"
         assert statistics.metadata["source"] == "samples of the model, beside which no tokenizer lies"
+
+
+USER = "{% for m in messages %}the {{ m['role'] }}: {{ m['content'] | trim }}{% endfor %}"
+
+
+def chat_beginning(folder: Path, post_processor: Any, chat_template: str | None) -> list[int] | None:
+    beginnings = beginnings_of(folder_with(folder, post_processor, chat_template=chat_template))
+    return None if beginnings is None else [token.id for token in beginnings.chat]
+
+
+def test_a_quarter_of_the_samples_begins_as_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_with(tmp_path / "m", template("<s> $A", ("<s>", 1)), chat_template="{{ bos_token }}" + USER)
+    model = make("llama", folder, "float32", vocab_size=300, max_position_embeddings=64)
+    turn = prompt_tokens(load_tokenizer(model), "the user: ")
+    assert turn[0] == 1
+    assert turn[1] != 1
+    out = tmp_path / "s.safetensors"
+    tokens = windows_read(monkeypatch, model=model, out=out, samples=8, length=32)
+    chats = [row for row in tokens.tolist() if row[: len(turn)] == turn]
+    assert len(chats) == 2
+    assert len({tuple(row) for row in chats}) == 2
+    assert {row[0] for row in tokens.tolist()} == {1}
+    with Statistics.open(out) as statistics:
+        assert statistics.metadata["chat_windows"] == "2"
+    report = ingot.calibrate(model, out, samples=8, length=32, fisher=False, overwrite=True)
+    assert report.chat_windows == 2
+    short = windows_read(monkeypatch, model=model, out=out, samples=8, length=8)  # the turn takes half of a window
+    assert [row[: len(turn)] for row in short.tolist()].count(turn[:8]) == 0
+
+
+def test_a_chat_begins_with_the_tokens_before_every_text(tmp_path: Path) -> None:
+    begin = template("<s> $A", ("<s>", 1))
+    plain = chat_beginning(tmp_path / "a", None, USER)
+    assert plain is not None
+    assert chat_beginning(tmp_path / "b", begin, USER) == [1, *plain]
+    assert chat_beginning(tmp_path / "c", begin, "{{ bos_token }}" + USER) == [1, *plain]
+
+
+def test_a_chat_template_may_mark_what_the_model_writes(tmp_path: Path) -> None:
+    marked = USER + "{% if false %}{% generation %}an answer{% endgeneration %}{% endif %}"
+    assert chat_beginning(tmp_path / "a", None, marked) == chat_beginning(tmp_path / "b", None, USER)
+
+
+def test_a_chat_template_that_prints_the_date_prints_the_same_one_each_day(tmp_path: Path) -> None:
+    dated = chat_beginning(tmp_path / "a", None, "{{ strftime_now('%d %b %Y') }} " + USER)
+    assert dated == chat_beginning(tmp_path / "b", None, "26 Jul 2024 " + USER)
+
+
+@pytest.mark.parametrize(
+    "chat_template",
+    [
+        None,
+        "{{ raise_exception('no user may speak') }}",
+        "{% for m in messages %}{{ m.contents.text }}{% endfor %}",
+        "{{ messages[0]['content'] }}",
+        "a template without the message",
+        "{% broken",
+        "{{ 1 / 0 }}",
+        "{{ 'a' * 10 ** 12 }}" + USER,
+    ],
+)
+def test_without_a_user_turn_no_sample_begins_as_a_chat(tmp_path: Path, chat_template: str | None) -> None:
+    assert chat_beginning(tmp_path / "m", None, chat_template) == []
 
 
 def test_a_tokenizer_of_another_model_is_refused_for_samples(tmp_path: Path) -> None:

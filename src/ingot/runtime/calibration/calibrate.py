@@ -29,7 +29,7 @@ from ingot.errors import UsageError
 from ingot.formats.base import WriteOptions
 from ingot.model.artifact import Artifact
 from ingot.model.calibration import Calibration, LayerResult, LayerResults, ProcessLayer
-from ingot.model.statistics import COUNT, MODEL_KEY, SAME, VERSION, VERSION_KEY, WINDOW_PREFIX, Statistics
+from ingot.model.statistics import CHAT_WINDOWS, COUNT, MODEL_KEY, SAME, VERSION, VERSION_KEY, WINDOW_PREFIX, Statistics
 from ingot.model.tensor import Array
 from ingot.runtime.calibration.calibrate_layers import LayerwiseModel, Settings
 from ingot.runtime.calibration.calibrate_passes import Passes
@@ -59,9 +59,10 @@ from ingot.runtime.calibration.samples import (
     seeded,
 )
 from ingot.runtime.calibration.skeleton import MetaModel
+from ingot.runtime.evaluation.beginnings import Beginnings, beginnings_of
 from ingot.runtime.evaluation.generate import positions, require_vocabulary
-from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding, named_tokens, surrounding_tokens
-from ingot.runtime.evaluation.windows import Windows, cut_windows, read_text, sample_prefix, text_length_of_window
+from ingot.runtime.evaluation.special_tokens import Surrounding, named_tokens, surrounding_tokens
+from ingot.runtime.evaluation.windows import Windows, cut_windows, read_text
 from ingot.runtime.loading.model_source import resolve
 from ingot.runtime.loading.transformers_config import EXTRA, version
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
@@ -205,7 +206,8 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         passes=collected.passes,
         size=sum(array.nbytes for array in collected.arrays.values()),
         seconds=round(time.perf_counter() - started, 3),
-        window_prefix=subject.prefix,
+        window_prefix=subject.beginnings.text,
+        chat_windows=int(collected.metadata[CHAT_WINDOWS]),
         unseen=collected.unseen,
         resumed=work.resumed,
     )
@@ -288,7 +290,7 @@ class _Collected:
 class _Subject:
     """The model that is calibrated, and the tokens of its text.
 
-    ``tokens`` is None if the model samples its text itself. ``prefix`` are the tokens with which each window begins.
+    ``tokens`` is None if the model samples its text itself. ``beginnings`` are the tokens with which windows begin.
     """
 
     skeleton: MetaModel
@@ -296,7 +298,7 @@ class _Subject:
     length: int
     tokens: Any
     source: str
-    prefix: Sequence[SpecialToken]
+    beginnings: Beginnings
     opening: float
     """Seconds of opening the model."""
 
@@ -310,7 +312,8 @@ class _Subject:
             "fisher": options.fisher,
             "largest": options.largest,
             "tokens": tokens_digest,
-            "prefix": [token.id for token in self.prefix],
+            "prefix": [token.id for token in self.beginnings.text],
+            "chat": [token.id for token in self.beginnings.chat],
             "torch": str(require("torch", EXTRA).__version__),
             "transformers": version(),
         }
@@ -343,14 +346,15 @@ def _subject(options: CalibrateOptions) -> Iterator[_Subject]:
         if options.text is not None or encoder or large:
             windows, text_name = windows_of(options, length, encoder=encoder)
             require_vocabulary(skeleton.model, windows.tokens)
-            yield _Subject(skeleton, identity, length, windows.tokens, text_name, windows.prefix, opening)
+            yield _Subject(skeleton, identity, length, windows.tokens, text_name, Beginnings(windows.prefix), opening)
         else:
-            prefix = sample_prefix(model)
-            ids = tuple(token.id for token in prefix or ())
-            require_vocabulary(skeleton.model, torch.tensor(ids))
-            text_length_of_window(length, Surrounding(ids))
-            source_name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
-            yield _Subject(skeleton, identity, length, None, source_name, prefix or (), opening)
+            sampled = beginnings_of(model)
+            beginnings = (sampled or Beginnings()).within(length)
+            require_vocabulary(
+                skeleton.model, torch.tensor([token.id for token in (*beginnings.text, *beginnings.chat)])
+            )
+            source_name = SAMPLES_WITHOUT_TOKENIZER if sampled is None else SAMPLES_OF_MODEL
+            yield _Subject(skeleton, identity, length, None, source_name, beginnings, opening)
 
 
 def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
@@ -378,7 +382,7 @@ def _planned(subject: _Subject, options: CalibrateOptions) -> tuple[LayerwiseMod
 
 def _measured(subject: _Subject, model: LayerwiseModel, memory_plan: MemoryPlan, *, by_layers: bool) -> CalibratePlan:
     """Return the estimates for a calibration, with a time that is measured on a few windows."""
-    prefix = [token.id for token in subject.prefix]
+    prefix = [token.id for token in subject.beginnings.text]
     seconds = calibration_seconds(model, memory_plan, subject.tokens, prefix)
     return replace(estimate(model, memory_plan, seconds, by_layers=by_layers), source=subject.source)
 
@@ -400,14 +404,15 @@ def _collect(
     with seeded(torch, options.seed):
         tokens = subject.tokens
         if tokens is None:
-            tokens = _samples(torch, model, memory_plan, [token.id for token in subject.prefix], work, progress)
+            tokens = _samples(torch, model, memory_plan, subject.beginnings, work, progress)
         passes = Passes(model, work, tokens, memory_plan.batch, memory_plan.moment_bytes, progress, process)
         arrays = passes.run()
     metadata = {
         VERSION_KEY: VERSION,
         MODEL_KEY: subject.identity,
         "source": subject.source,
-        WINDOW_PREFIX: json.dumps([asdict(token) for token in subject.prefix], ensure_ascii=False),
+        WINDOW_PREFIX: json.dumps([asdict(token) for token in subject.beginnings.text], ensure_ascii=False),
+        CHAT_WINDOWS: str(subject.beginnings.chat_windows(len(tokens))),
         "samples": str(len(tokens)),
         "length": str(subject.length),
         "tokens": f"sha256:{_digest(tokens)}",
@@ -445,7 +450,7 @@ def _draw(
     torch: Any,
     model: LayerwiseModel,
     memory_plan: MemoryPlan,
-    prefix: Sequence[int],
+    beginnings: Beginnings,
     progress: Progress,
     cache: Callable[[int], Any],
 ) -> Any:
@@ -455,16 +460,20 @@ def _draw(
     while True:
         try:
             with model.streaming() as streamed_model:
-                return draw_samples(
-                    torch,
-                    streamed_model,
-                    (memory_plan.windows, memory_plan.length),
-                    progress,
-                    prefix,
-                    cache,
-                    device=model.device,
-                    together=together,
-                )
+                drawn = [
+                    draw_samples(
+                        torch,
+                        streamed_model,
+                        (count, memory_plan.length),
+                        progress,
+                        ids,
+                        cache,
+                        device=model.device,
+                        together=together,
+                    )
+                    for count, ids in beginnings.by_count(memory_plan.windows)
+                ]
+            return torch.cat(drawn)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -476,7 +485,7 @@ def _draw(
 
 
 def _samples(
-    torch: Any, model: LayerwiseModel, memory_plan: MemoryPlan, prefix: Sequence[int], work: Work, progress: Progress
+    torch: Any, model: LayerwiseModel, memory_plan: MemoryPlan, beginnings: Beginnings, work: Work, progress: Progress
 ) -> Any:
     """Return sequences sampled from the model, or the sequences that an earlier run sampled: i64 [windows, length]."""
     if work.finished(_SAMPLED) is None:
@@ -485,7 +494,7 @@ def _samples(
             if memory_plan.spilled
             else lambda count: None
         )
-        drawn = _draw(torch, model, memory_plan, prefix, progress, cache)
+        drawn = _draw(torch, model, memory_plan, beginnings, progress, cache)
         out = work.writer(_SAMPLED)
         out.add(drawn.numpy())
         work.finish(_SAMPLED, [out])

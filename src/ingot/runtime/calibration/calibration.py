@@ -127,6 +127,7 @@ class CalibrateReport(Reportable):
     size: Bytes
     seconds: float
     window_prefix: Sequence[SpecialToken] = ()
+    chat_windows: int = 0
     unseen: tuple[str, ...] = ()
     resumed: int = 0
 
@@ -136,6 +137,8 @@ class CalibrateReport(Reportable):
         lines = [Line(text)]
         if self.window_prefix:
             lines.append(Line("each window begins with {prefix}"))
+        if self.chat_windows:
+            lines.append(Line("{chat_windows} windows begin with a user's turn of the chat template"))
         if self.unseen:
             names = ", ".join(self.unseen[:_SHOWN]) + (", ..." if len(self.unseen) > _SHOWN else "")
             lines.append(

@@ -36,9 +36,9 @@ def draw_samples(
 ) -> Any:
     """Return sequences drawn with torch's random state: i64 of ``shape``. Raises the error of ``require_finite``.
 
-    Each sequence begins with ``prefix``, the tokens that the tokenizer adds before a text. ``cache`` creates the KV
-    cache for a number of windows; if ``cache`` returns None, the model creates its own KV cache. The model computes on
-    ``device``, by default the CPU, for ``together`` windows at once.
+    Each sequence begins with ``prefix``, such as the tokens that the tokenizer adds before a text. ``cache`` creates
+    the KV cache for a number of windows; if ``cache`` returns None, the model creates its own KV cache. The model
+    computes on ``device``, by default the CPU, for ``together`` windows at once.
     """
     count, length = shape
     drawn = []

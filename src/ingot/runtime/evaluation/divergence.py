@@ -16,10 +16,11 @@ from ingot.runtime.calibration.samples import (
     draw_samples,
     seeded,
 )
+from ingot.runtime.evaluation.beginnings import beginnings_of
 from ingot.runtime.evaluation.evaluate import require_window, score_windows
 from ingot.runtime.evaluation.generate import positions, require_room, require_vocabulary
 from ingot.runtime.evaluation.special_tokens import SpecialToken, Surrounding, prefix_text
-from ingot.runtime.evaluation.windows import Windows, read_windows, sample_prefix, text_length_of_window
+from ingot.runtime.evaluation.windows import Windows, read_windows, text_length_of_window
 from ingot.runtime.loading.model_source import companions_folder
 from ingot.runtime.loading.options import LoadOptions, Measures, Protocol
 from ingot.runtime.loading.transformers import load_model
@@ -64,9 +65,10 @@ class Divergence:
         count = sequences or SAMPLES
         window = LENGTH if max_positions is None else min(LENGTH, max_positions)
         if text is None:
-            prefix = sample_prefix(self._source)
-            name = SAMPLES_WITHOUT_TOKENIZER if prefix is None else SAMPLES_OF_MODEL
-            self._windows = _draw_windows(torch, model, prefix or (), (count, window), progress)
+            beginnings = beginnings_of(self._source)
+            name = SAMPLES_WITHOUT_TOKENIZER if beginnings is None else SAMPLES_OF_MODEL
+            prefix = () if beginnings is None else beginnings.text
+            self._windows = _draw_windows(torch, model, prefix, (count, window), progress)
         else:
             location = Location.parse(text)
             name = location.display

@@ -19,10 +19,8 @@ from ingot.runtime.evaluation.special_tokens import (
     surrounding_tokens,
     text_tokens,
 )
-from ingot.runtime.loading.model_source import companions_folder
 from ingot.runtime.loading.options import Protocol
 from ingot.runtime.loading.transformers_config import EXTRA
-from ingot.runtime.loading.transformers_tokenizer import has_tokenizer, tokenizer_in
 from ingot.stores.location import AnyPath, Location
 
 # The number of bytes of text that are read per token; real texts have fewer.
@@ -140,18 +138,3 @@ def text_length_of_window(length: int, surrounding: Surrounding) -> int:
             rule="eval.window",
         )
     return text_length
-
-
-def sample_prefix(path: AnyPath) -> tuple[SpecialToken, ...] | None:
-    """Return the tokens with which the model's samples begin; None if the model's folder has no tokenizer.
-
-    Raises
-    ------
-    FormatError
-        ``model.tokenizer``: a tokenizer that cannot be read.
-    """
-    with companions_folder(Location.parse(path)) as folder:
-        if not has_tokenizer(folder):
-            return None
-        tokenizer = tokenizer_in(folder)
-    return named_tokens(tokenizer, surrounding_tokens(tokenizer).before)

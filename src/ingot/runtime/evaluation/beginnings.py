@@ -1,0 +1,81 @@
+"""The tokens with which a model's samples begin: those before every text, and those of a chat template's user turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.runtime.evaluation.chat_turn import text_before_user
+from ingot.runtime.evaluation.special_tokens import (
+    SpecialToken,
+    Surrounding,
+    named_tokens,
+    prompt_tokens,
+    surrounding_tokens,
+)
+from ingot.runtime.evaluation.windows import text_length_of_window
+from ingot.runtime.loading.model_source import companions_folder
+from ingot.runtime.loading.transformers_tokenizer import has_tokenizer, tokenizer_in
+from ingot.stores.location import AnyPath, Location
+
+CHAT_SHARE = 4
+"""If the model has a chat template, one window in four begins with a user's turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginnings:
+    """The tokens with which samples begin: ``text`` in most windows, ``chat`` in a quarter of them if it has tokens."""
+
+    text: tuple[SpecialToken, ...] = ()
+    chat: tuple[SpecialToken, ...] = ()
+
+    def chat_windows(self, windows: int) -> int:
+        """Return the number of windows that begin with a user's turn."""
+        return windows // CHAT_SHARE if self.chat else 0
+
+    def by_count(self, windows: int) -> list[tuple[int, list[int]]]:
+        """Return the numbers of windows, and the ids with which they begin."""
+        chats = self.chat_windows(windows)
+        split = ((windows - chats, self.text), (chats, self.chat))
+        return [(count, [token.id for token in tokens]) for count, tokens in split if count]
+
+    def within(self, length: int) -> Beginnings:
+        """Return the beginnings for windows of ``length`` tokens: without the chat if it takes half of a window.
+
+        Raises
+        ------
+        UsageError
+            ``eval.window``: the tokens before every text leave no room.
+        """
+        text_length_of_window(length, Surrounding(tuple(token.id for token in self.text)))
+        return self if 2 * len(self.chat) < length else Beginnings(self.text)
+
+
+def beginnings_of(path: AnyPath) -> Beginnings | None:
+    """Return the tokens with which the model's samples begin; None if the model's folder has no tokenizer.
+
+    Raises
+    ------
+    FormatError
+        ``model.tokenizer``: a tokenizer that cannot be read.
+    """
+    with companions_folder(Location.parse(path)) as folder:
+        if not has_tokenizer(folder):
+            return None
+        tokenizer = tokenizer_in(folder)
+    before = surrounding_tokens(tokenizer).before
+    return Beginnings(named_tokens(tokenizer, before), named_tokens(tokenizer, _user_turn(tokenizer)))
+
+
+def _user_turn(tokenizer: Any) -> Sequence[int]:
+    """Return the tokens before a user's first message by the chat template; none if it has no such position."""
+    if not getattr(tokenizer, "chat_template", None):
+        return ()
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError:  # several templates, and none of them is the default
+        return ()
+    texts = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
+    before = text_before_user(template, texts)
+    return prompt_tokens(tokenizer, before) if before else ()
