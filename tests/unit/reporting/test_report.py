@@ -24,6 +24,7 @@ from ingot.inspect.page.page import page
 from ingot.inspect.page.sample import BINS, histogram
 from ingot.inspect.page.svg import Segment, heat, treemap
 from ingot.inspect.receipt import add_receipt
+from tests.support.adapters import Q, base_folder, lora, peft_folder
 
 VOID = ("meta", "input", "br")
 
@@ -263,8 +264,27 @@ def test_evaluations_and_a_conversion_are_taken_from_files(model: Path, tmp_path
         ("int4", 12.5, 0.25, 0.5)
     ]
     assert found.scores[0].window_prefix == "not stated"  # as of files of earlier releases
-    assert "12.5" in check(page(found), found).texts["text"]
-    assert "windows begin with" in page(found)
+    text = page(found)
+    check(text, found)
+    assert "<dt>perplexity</dt><dd>12.50</dd>" in text
+    assert "<dt>KL to the reference, nats</dt><dd>0.2500</dd>" in text
+    assert text.index(">Quality</h2>") < text.index(">Bytes by layer and role</h2>") < text.index(">Values</h2>")
+
+    assert "windows begin with" in text
+
+
+def test_an_adapter_is_described_and_compared_by_what_it_changes(tmp_path: Path) -> None:
+    model = base_folder(tmp_path / "base")
+    adapter = peft_folder(tmp_path / "adapter", lora())
+    alone = collect_page_data(adapter)
+    assert alone.adapter.startswith("LoRA adapter (PEFT)")
+    both = collect_page_data(model, adapter)
+    assert both.adapter == alone.adapter
+    differing = {row.name for row in both.rows if row.status not in ("identical", "equal")}
+    assert differing == {f"{Q}.weight"}
+    shown = page(both)
+    check(shown, both)
+    assert "Largest differences" in shown
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol
 
+from ingot.artifacts.adapter_files import adapter_of
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.artifacts.open import open_source
 from ingot.core.numeric.stats import ErrorStats
@@ -140,7 +141,9 @@ class Score:
 class PageData:
     """The data of a page about the checkpoint at ``path``; ``reference`` is the checkpoint that it was compared with.
 
-    ``unread`` are sentences about tensors that could not be read and are missing in all figures.
+    ``unread`` are sentences about tensors that could not be read and are missing in all figures. ``reference_bytes`` is
+    the number of stored bytes of the reference's tensors. ``adapter`` describes an adapter that the page is about. If
+    there is a reference, the page shows the reference with the adapter's changes.
     """
 
     path: str
@@ -153,6 +156,8 @@ class PageData:
     scores: Sequence[Score]
     sections: Sequence[FilledSection] = ()
     unread: Sequence[str] = ()
+    reference_bytes: Bytes | None = None
+    adapter: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -178,7 +183,7 @@ def collect_page_data(options: ReportOptions) -> PageData:
     """
     scores = [_score(Location.parse(path)) for path in options.evaluations]
     actions = {} if options.conversion is None else _actions(Location.parse(options.conversion))
-    with _open(options) as (reference, subject):
+    with _open(options) as (reference, subject, adapter):
         comparisons = [] if reference is None else compare_sides(reference, subject, options.progress)
         names = {} if reference is None else renamed_tensors(reference, subject)
         by_name = {names.get(item.name, item.name): item for item in comparisons}
@@ -193,7 +198,7 @@ def collect_page_data(options: ReportOptions) -> PageData:
                 compared_tensor = reference.get(names_in_reference.get(name, name))
             histograms.append(histogram(subject[name], compared_tensor))
         return PageData(
-            path=subject.location,
+            path=Location.parse(options.b or options.a).display if adapter else subject.location,
             format=subject.format,
             reference=None if reference is None else reference.location,
             rows=rows,
@@ -210,22 +215,40 @@ def collect_page_data(options: ReportOptions) -> PageData:
                 for item in (reference, subject)
                 if item is not None and item.unread
             ],
+            reference_bytes=None if reference is None else sum(tensor.occupies for tensor in reference.values()),
+            adapter=adapter,
         )
 
 
 @contextmanager
-def _open(options: ReportOptions) -> Iterator[tuple[Checkpoint | None, Checkpoint]]:
+def _open(options: ReportOptions) -> Iterator[tuple[Checkpoint | None, Checkpoint, str]]:
     """Open the checkpoint of the page, and the reference, which is None if there is only one checkpoint.
 
-    Yields the reference first.
+    Yields the reference, the checkpoint, and the description of an adapter. If B is an adapter, the checkpoint is A
+    with the adapter's changes.
     """
+    limit = options.max_decompressed
+    adapter = _adapter_text(options)
     if options.b is None:
-        with open_checkpoint(options.a, io="pread", max_decompressed=options.max_decompressed) as subject:
-            yield None, subject
-        return
-    compare_options = CompareOptions(options.a, options.b, max_decompressed=options.max_decompressed)
-    with open_sides(compare_options) as (reference, subject):
-        yield reference, subject
+        with open_checkpoint(options.a, io="pread", max_decompressed=limit) as subject:
+            yield None, subject, adapter
+    elif adapter:
+        with (
+            open_checkpoint(options.a, io="pread", max_decompressed=limit) as reference,
+            open_checkpoint(options.a, io="pread", max_decompressed=limit).with_adapters([options.b]) as merged,
+        ):
+            yield reference, merged, adapter
+    else:
+        compare_options = CompareOptions(options.a, options.b, max_decompressed=limit)
+        with open_sides(compare_options) as (reference, subject):
+            yield reference, subject, ""
+
+
+def _adapter_text(options: ReportOptions) -> str:
+    """Return a description of B, or of A if there is no B, if it is an adapter; else an empty text."""
+    with closing(open_source(Location.parse(options.b or options.a))) as source:
+        adapter = adapter_of(source)
+        return "" if adapter is None else adapter.describe().removeprefix("found an adapter, not a model: ")
 
 
 def _row(tensor: Tensor, comparison: TensorComparison | None, action: str) -> Row:

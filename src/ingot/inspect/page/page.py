@@ -19,6 +19,8 @@ from ingot.reporting.report import Column, Table, Unit, table_of
 
 _COLOURS = 10
 _ERROR = 6  # the colour of errors
+_LARGEST = 10
+"""The number of tensors in the table of the largest differences."""
 _ROW_HEADS = {
     "name": "tensor",
     "layer": "layer",
@@ -57,12 +59,13 @@ def page(data: PageData) -> str:
     """Return the HTML of a page."""
     style, script = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     sections = {
+        "Quality": _quality(data),
+        "Largest differences": _largest_differences(data),
         "Bytes by layer and role": _bytes(data),
         "Layers": _layers(data),
-        "Values": _values(data),
-        "Quality": _quality(data),
         **{section.title: _wide(section.page) for section in data.sections if section.page.rows},
         "Tensors": _tensors(data),
+        "Values": _values(data),
         "Receipts": _receipts(data),
     }
     ids = {title: title.split()[0].lower() for title, text in sections.items() if text}
@@ -92,21 +95,45 @@ def _digest(text: str) -> str:
 
 
 def _head(data: PageData) -> str:
-    figures = {
-        "stored": format_size(data.nbytes),
-        "bits per element": f"{8 * data.nbytes / max(data.elements, 1):.3f}",
-        "elements": f"{data.elements:,}",
-        "tensors": f"{len(data.rows):,}",
-        "format": data.format,
-    }
+    figures = {**_quality_figures(data.scores), "stored": format_size(data.nbytes)}
+    if data.reference_bytes and not data.adapter:
+        figures["of A's bytes"] = percent(data.nbytes / data.reference_bytes)
+    figures["bits per element"] = f"{8 * data.nbytes / max(data.elements, 1):.3f}"
     if data.reference is not None:
         worst = max((row.error for row in data.rows if row.error is not None), default=0.0)
         differ = sum(row.status not in ("identical", "equal") for row in data.rows)
-        figures |= {"largest relative error": percent(worst), "tensors that differ": f"{differ:,}"}
+        figures |= {
+            "largest relative error": percent(worst),
+            "tensors that differ": f"{differ:,} of {len(data.rows):,}",
+        }
+    else:
+        figures["tensors"] = f"{len(data.rows):,}"
+    figures |= {"elements": f"{data.elements:,}", "format": data.format}
     remarks = "" if data.reference is None else f"<p>Against A: {text_of(data.reference)}</p>"
+    if data.adapter:
+        remarks += f"<p>{text_of(data.adapter)}</p>"
+        if data.reference is not None:
+            remarks += "<p>The figures are those of A with the adapter's changes.</p>"
     remarks += "".join(f"<p>Not in any figure: {text_of(sentence)}</p>" for sentence in data.unread)
     items = "".join(f"<div><dt>{name}</dt><dd>{text_of(value)}</dd></div>" for name, value in figures.items())
     return f'<h1>{text_of(data.path)}</h1>{remarks}<dl class="figures">{items}</dl>'
+
+
+def _quality_figures(scores: Sequence[Score]) -> dict[str, str]:
+    """Return the figures of the last evaluation against a reference; without one, those of the last evaluation."""
+    compared = [item for item in scores if item.kl is not None]
+    if not scores:
+        return {}
+    score = (compared or scores)[-1]
+    figures = {} if score.kl is None else {"KL to the reference, nats": f"{score.kl:.4f}"}
+    reference = "" if score.reference_perplexity is None else f" (reference {score.reference_perplexity:.2f})"
+    return figures | {"perplexity": f"{score.perplexity:.2f}{reference}"}
+
+
+def _largest_differences(data: PageData) -> str:
+    rows = sorted((row for row in data.rows if row.error), key=lambda row: -(row.error or 0.0))[:_LARGEST]
+    heads = {name: _ROW_HEADS[name] for name in ("name", "codec", "nbytes", "bits", "error", "cosine", "changed")}
+    return _wide(table_of("", rows, Row, heads)) if rows else ""
 
 
 def _bytes(data: PageData) -> str:
@@ -191,12 +218,20 @@ def _values(data: PageData) -> str:
             text += "; line: A"
         caption = f"<figcaption>{text_of(item.name)}<br>{text_of(text)}</figcaption>"
         cards.append(f'<figure class="card fit">{caption}{svg.histogram(item)}</figure>')
-    return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
+    if not cards:
+        return ""
+    summary = f"Histograms of sampled values of {len(cards)} tensors"
+    return f'<details><summary>{summary}</summary><div class="cards">{"".join(cards)}</div></details>'
 
 
 def _quality(data: PageData) -> str:
     if not data.scores:
-        return ""
+        if data.reference is None or data.adapter:
+            return ""
+        return (
+            "<p>Not measured. <code>ingot eval B --reference A --text TEXT --json &gt; b.json</code> measures KL and "
+            "perplexity; give b.json to <code>ingot report --eval</code>.</p>"
+        )
     names = [item.model.rstrip("/").rpartition("/")[2] or item.file for item in data.scores]
     names = [name if names.count(name) == 1 else f"{name} {index + 1}" for index, name in enumerate(names)]
     series: dict[str, Sequence[float | None]] = {
@@ -205,13 +240,13 @@ def _quality(data: PageData) -> str:
         "Top-1 agreement": [item.agreement for item in data.scores],
     }
     mark = next((item.reference_perplexity for item in data.scores if item.reference_perplexity is not None), None)
-    text = ""
+    text = _wide(table_of("", data.scores, Score, _SCORE_HEADS))
     for title, values in series.items():
         measured = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        if measured:
+        if len(measured) > 1:
             chart = svg.dots(measured, title, mark if title == "Perplexity" else None)
             text += _figure(chart, f"{title}, in the order of the files, on a scale from the least to the largest.")
-    return text + _wide(table_of("", data.scores, Score, _SCORE_HEADS))
+    return text
 
 
 def _tensors(data: PageData) -> str:
