@@ -21,7 +21,7 @@ from ingot.adapters.view import apply_adapters
 from ingot.adapters.write import PEFT, adapter_destination, peft_files, stage_adapter, write_files
 from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.companions import companion_config
-from ingot.artifacts.destination import CPU
+from ingot.artifacts.destination import CPU, destination, stage
 from ingot.artifacts.open import weights_of
 from ingot.artifacts.state_dict import open_weights
 from ingot.conversion.prepared import refuse_same
@@ -193,8 +193,12 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
         resolve_device(options.device)
     out = Location.parse(options.out)
     target = adapter_destination(out, PEFT)
+    residual = None if options.residual is None else f"{target.display.rstrip('/')}.residual.zt"
     with stage_adapter(target, overwrite=options.overwrite):
         pass  # refuses an existing destination before the work
+    if residual is not None:
+        with stage(destination(Location.parse(residual)), overwrite=options.overwrite):
+            pass
     with ExitStack() as stack:
         checkpoints = []
         for path in (options.base, options.tuned):
@@ -204,7 +208,7 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
             refuse_same(source, target)
             checkpoints.append(weights_of(source))
         base, tuned = checkpoints
-        if options.residual is not None:
+        if residual is not None:
             _require_dense(base)
         pair = _Pair(_model_view(base), _model_view(tuned), options)
         if options.calibration is not None:
@@ -214,9 +218,7 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
         pair.extract(max_error, size)
         adapter = Adapter(out.display, PEFT, "lora", {name: [item] for name, item in pair.low_ranks.items()})
         files = peft_files(adapter.changes, _base_name(options))
-        residual = None
-        if options.residual is not None:
-            residual = f"{target.display.rstrip('/')}.residual.zt"
+        if residual is not None:
             view = apply_adapters(base, [adapter], [1.0])
             report = diff(DiffOptions(view, tuned, residual, strategy="exact", overwrite=options.overwrite))
         try:

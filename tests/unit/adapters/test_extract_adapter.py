@@ -12,6 +12,7 @@ import pytest
 import ingot
 from ingot.cli.main import run
 from ingot.core.numeric.dtypes import cast
+from ingot.delta import extract_adapter as module
 from ingot.errors import IngotError
 from tests.support import model_folder
 from tests.support.adapters import DOWN, EMBED, Q, lora, peft_folder, values
@@ -282,3 +283,15 @@ def test_an_existing_destination_stays(base: Path, tuned: Path, tmp_path: Path) 
     assert error.value.rule == "target.exists"
     assert (tmp_path / "a" / "adapter_model.safetensors").read_bytes() == b"mine"
     assert not (tmp_path / "a.residual.zt").exists()
+
+
+def test_an_existing_residual_stays_and_is_refused_before_the_work(
+    base: Path, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.residual.zt").write_bytes(b"mine")
+    monkeypatch.setattr(module._Pair, "extract", lambda *_: pytest.fail("the factors were computed"))
+    with pytest.raises(IngotError) as error:
+        ingot.extract_adapter(base, tuned, tmp_path / "a", residual="exact")
+    assert error.value.rule == "target.exists"
+    assert (tmp_path / "a.residual.zt").read_bytes() == b"mine"
+    assert not (tmp_path / "a").exists()
