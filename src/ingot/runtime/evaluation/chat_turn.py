@@ -45,10 +45,10 @@ def text_before_user(template: str, special_tokens: Mapping[str, str]) -> str:
 
 def _limit() -> None:
     """Limit processor time and memory of this process, on systems that can."""
-    try:
-        import resource
-    except ImportError:  # Windows: the caller's time limit remains
+    if sys.platform == "win32":  # the caller's time limit remains
         return
+    import resource
+
     resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
 
