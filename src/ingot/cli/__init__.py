@@ -1,1 +1,1 @@
-"""The command line. Each module defines one or a few related commands."""
+"""The command line: each module defines one command, or a few related commands."""

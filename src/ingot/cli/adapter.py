@@ -1,4 +1,4 @@
-"""``ingot adapter``."""
+"""The command ``ingot adapter``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXTRACT_EPILOG = (
 
 @declare("convert", CONVERT_EPILOG)
 def convert(options: AdapterConvertOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Write an adapter in the form of PEFT, of llama.cpp (GGUF) or of mlx_lm, with the same values.
+    """Write an adapter for PEFT, llama.cpp (GGUF) or mlx_lm, with the same values.
 
     The base determines the names and the order of rows in GGUF.
     """
@@ -45,7 +45,7 @@ def convert(options: AdapterConvertOptions, quiet: Quiet = False, json: Json = F
 def extract(options: AdapterExtractOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Write a LoRA adapter (PEFT) that approximates a full fine-tune with the least error.
 
-    Changed tensors that it cannot contain are listed.
+    Changed tensors that a LoRA adapter cannot contain are listed.
     """
     from ingot.delta.extract_adapter import extract_adapter
 

@@ -1,4 +1,4 @@
-"""``ingot archive`` and ``ingot restore``."""
+"""The commands ``ingot archive`` and ``ingot restore``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPILOG = (
 
 @declare("archive", EPILOG)
 def command(options: ArchiveOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Put a folder with all of its files, or a file, into one .zt, from which it is restored byte for byte.
+    """Put a file, or a folder with all of its files, into one .zt that restores them byte for byte.
 
     Equal tensors are stored once, in any file and under any name. Before the archive appears, all files are restored
     from it and compared. The archive can be opened like the model in it.
@@ -43,10 +43,10 @@ RESTORE_EPILOG = (
 
 @declare("restore", RESTORE_EPILOG)
 def restore(options: RestoreOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Restore the files of an archive; each has the SHA-256 of the original.
+    """Restore the files of an archive; each must have the SHA-256 of the original.
 
-    If the archive is damaged or was cut off, the files that are complete are restored, the others are listed, and the
-    exit code is 1.
+    If the archive is damaged or was cut off, the complete files are restored, the others are listed, and the exit
+    code is 1.
     """
     from ingot.archives.restore import restore as restore_files
 

@@ -1,4 +1,4 @@
-"""``ingot calibrate``."""
+"""The command ``ingot calibrate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ingot formats``, ``ingot codecs``, ``ingot recipes`` and ``ingot doctor``: the contents of this installation."""
+"""The commands that list what is installed: ``ingot formats``, ``codecs``, ``recipes`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.core.about import About
 
 @declare("formats")
 def formats(json: Json = False) -> None:
-    """List the formats, their suffixes, and the codecs that each carries."""
+    """List the formats, their suffixes, and the codecs that each format can store."""
     from ingot.inspect.catalog import formats_report
 
     render(formats_report(), json=json)
@@ -22,7 +22,7 @@ def formats(json: Json = False) -> None:
 
 @declare("codecs")
 def codecs(json: Json = False) -> None:
-    """List the codecs, whether they are lossless, and the formats that carry them."""
+    """List the codecs, whether they are lossless, and the formats that can store them."""
     from ingot.inspect.catalog import codecs_report
 
     render(codecs_report(), json=json)

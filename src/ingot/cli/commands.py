@@ -1,6 +1,6 @@
-"""The table of commands, each imported on first use. A new command of Ingot is a module and a row of ``_GROUPS``.
+"""The table of commands: to add one, write a module and a row of ``_GROUPS``. Modules are imported on first use.
 
-Extensions and plugins add commands by entry points in the group ``ingot.commands``: objects of ``click.Command``.
+Extensions and plugins register ``click.Command`` objects as entry points of the group ``ingot.commands``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ingot.core.registry import Registry
 
 
 class Commands(Registry[click.Command]):
-    """Commands of the parser by name."""
+    """A registry of the commands by name."""
 
     def _make(self, name: str, target: Any) -> click.Command:
         if not isinstance(target, click.Command):
@@ -23,10 +23,10 @@ class Commands(Registry[click.Command]):
 
 
 PLUGINS = "Plugins"
-"""The group of ``ingot --help`` that lists commands of plugins."""
+"""The heading of ``ingot --help`` under which commands of plugins are listed."""
 
-# By the group of ``ingot --help``, in the order shown in the help: command, module, purpose in a line. The module
-# defines ``command``, or the name after a colon. Commands of extensions (``core.extensions``) are in ``SHORT_NAMES``.
+# Headings of ``ingot --help`` in order, each with rows: command, module, purpose. The module defines ``command``, or
+# the name after a colon. A row without a module is a command of an extension (``core.extensions``).
 _GROUPS = {
     "Convert": (
         ("demo", "demo", "Convert a small real model; show size, error, perplexity"),
@@ -70,7 +70,7 @@ _GROUPS = {
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
 SHARED_LINES = {("archive", "restore"): "Put files in one .zt; restore them byte for byte"}
-"""Commands that share a line of ``ingot --help``, which fits one screen, and the text of that line."""
+"""Pairs of commands that share a line of ``ingot --help`` so that it fits one screen, and the text of that line."""
 SHORT_NAMES = {
     "plan": "Show what runs on an Apple Neural Engine, and its cost",
     "kernel": "Pack a weight for an Apple Neural Engine",
@@ -78,7 +78,7 @@ SHORT_NAMES = {
     "int4": "Add four-bit forms to a Squish directory, in place",
     "cache": "Show, build or drop forms of a Squish directory",
 }
-"""Commands of extensions that ``ingot ane`` and ``ingot squish`` list; they are accepted without these words too."""
+"""Commands of ``ingot ane`` and ``ingot squish`` that also work without the first word, and their text in listings."""
 COMMANDS = Commands(
     "command",
     tuple(

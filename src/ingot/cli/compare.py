@@ -1,4 +1,4 @@
-"""``ingot compare`` and ``ingot report``."""
+"""The commands ``ingot compare`` and ``ingot report``."""
 
 from __future__ import annotations
 

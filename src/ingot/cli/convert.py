@@ -1,4 +1,4 @@
-"""``ingot convert``, ``ingot run-plan`` and ``ingot merge``."""
+"""The commands ``ingot convert``, ``ingot run-plan`` and ``ingot merge``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Convert a checkpoint to another container, by a recipe or as it is, in bounded memory.
+    """Convert a checkpoint to another container in bounded memory; a recipe can quantize it.
 
     Nothing appears under DST until it is complete.
     """
@@ -78,7 +78,7 @@ def _dry_run(options: ConvertOptions, plan_out: str | None, *, quiet: bool, json
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Print warnings on stderr, also with ``--quiet`` and ``--json``."""
+    """Print warnings on stderr, even with ``--quiet`` or ``--json``."""
     for text in warnings:
         line(f"warning: {text}", stream=sys.stderr)
 
@@ -92,7 +92,7 @@ RUN_PLAN_EPILOG = (
 
 @declare("run-plan", RUN_PLAN_EPILOG)
 def run_plan(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Carry out a plan that `ingot convert --plan-out` wrote, on this or on another machine with the same files.
+    """Carry out a plan that `ingot convert --plan-out` wrote, here or on another machine with the same files.
 
     The result has the same bytes as that of `ingot convert`.
     """
@@ -103,7 +103,7 @@ def run_plan(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) 
     render(report.report(), json=json, quiet=quiet)
 
 
-_WEIGHT = re.compile(r"(?<=.):[-+]?[0-9.]+(e[-+]?[0-9]+)?$", re.IGNORECASE)  # of PATH:WEIGHT
+_WEIGHT = re.compile(r"(?<=.):[-+]?[0-9.]+(e[-+]?[0-9]+)?$", re.IGNORECASE)  # the weight in PATH:WEIGHT
 MERGE_EPILOG = (
     "Examples:\n\n"
     "  ingot merge ./Llama-3-8B ./my-lora -o ./Llama-3-8B-mine\n\n"
@@ -119,12 +119,12 @@ MERGE_EPILOG = (
 def merge(options: MergeOptions, quiet: Quiet = False, json: Json = False) -> None:
     """Merge LoRA adapters into their base, or models with --method, in bounded memory.
 
-    Adapters are PEFT or MLX folders, or GGUF adapters. Models may be quantized, and deltas of the base.
+    Adapters are PEFT or MLX folders, or GGUF files. Models may be quantized, or deltas of the base.
     Nothing appears under OUT until it is complete.
     """
     operands = options.operands if isinstance(options.operands, Sequence) else [options.operands]
     for operand in map(str, (options.base, *operands)):
-        if not Path(operand).exists():  # a name may end like a weight
+        if not Path(operand).exists():  # an existing path may end like a weight
             require_local(_WEIGHT.sub("", operand))  # before the import below, which takes a second
     from ingot.conversion.merge import merge as merge_operands
 

@@ -1,10 +1,11 @@
-"""Commands declared by functions: each parameter of a function is an option or an argument of its command.
+"""Build commands from functions: each parameter of a function becomes an option or an argument of its command.
 
-A parameter is annotated with its type and an ``About``. A parameter whose type is a struct of options
-(``core.options``) stands for the struct's fields. The type decides which values are accepted: a flag, a number, one of
-several names (``none`` for None), or text. A sequence is an option that can be repeated, a mapping is NAME=VALUE, a
-pair of numbers is LOW,HIGH. Fields with ``command=False`` are left out. If the user gives no value, the default of the
-function or of the struct applies.
+Each parameter has an annotation with its type and an ``About``. If the type is a struct of options
+(``core.options``), each field of the struct becomes an option; fields with ``command=False`` are left out.
+
+The type decides which values are accepted: a flag, a number, one of several names (``none`` for None), or text. A
+sequence is an option that can be repeated, a mapping is NAME=VALUE, a pair of numbers is LOW,HIGH. Without a value
+from the user, the default of the function or of the struct applies.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 NONE = "none"
-_AS_OPTION = "__as_option"  # ends the name of the parameter for an argument that may also be an option
+_AS_OPTION = "__as_option"  # suffix of a parameter that accepts an argument as an option
 _NOT_GIVEN = (None, ())  # values that the parser passes for options without a value
 
 
@@ -64,7 +65,7 @@ def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], cl
 
 
 def _merge_argument(values: dict[str, Any], option_name: str, declared: Mapping[str, _Declaration]) -> None:
-    """Move the value of an option to the positional argument that it stands for; the user gives one of them."""
+    """Store the value of an option in the positional argument that has the same meaning; error if both have a value."""
     name = option_name.removesuffix(_AS_OPTION)
     value = values.pop(option_name)
     metavar = declared[name].parameter.make_metavar(click.get_current_context()).strip("[]")
@@ -84,13 +85,13 @@ def _require_paths(value: str | Sequence[str]) -> None:
 
 
 def option(struct: type[Any], name: str) -> About:
-    """Return the ``About`` of a struct's field, to annotate a parameter that has the same meaning."""
+    """Return the ``About`` of a struct's field, to annotate a parameter with the same meaning."""
     return about_of(next(item for item in fields(struct) if item.name == name))
 
 
 @dataclass(frozen=True, slots=True)
 class _Declaration:
-    """A parameter of the parser, and the function that converts its value for the function of the command."""
+    """A click parameter, and the function that converts its value to what the command's function expects."""
 
     parameter: click.Parameter
     convert: Callable[[Any], Any]
@@ -116,7 +117,7 @@ def _declarations(
 
 
 def _declared(name: str, hint: Any, default: Any, about: About) -> Iterator[_Declaration]:
-    """Yield the declaration of a parameter, and a second one if it is an argument that may also be an option."""
+    """Yield the declaration of a parameter; also one as an option if the argument may be given as an option."""
     if not (about.argument and about.flags):
         yield _declaration(name, hint, default, about)
         return
@@ -130,11 +131,11 @@ def _declared(name: str, hint: Any, default: Any, about: About) -> Iterator[_Dec
 
 
 class _OnlyPython:
-    """A stand-in for types that are imported only for type checkers. The command line cannot make values of them."""
+    """A stand-in for types that are only imported for type checkers; the command line cannot create their values."""
 
 
 class _Names(dict[str, Any]):
-    """The names in which type hints are evaluated; unknown names are ``_OnlyPython``."""
+    """The namespace in which type hints are evaluated; an unknown name evaluates to ``_OnlyPython``."""
 
     def __missing__(self, name: str) -> Any:
         return _OnlyPython
@@ -201,7 +202,7 @@ def _members(hint: Any) -> tuple[list[Any], bool]:
 
 
 def _accepted(members: Sequence[Any], origins: Sequence[Any], about: About) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the parser's type for a union of types, and the function that converts its values."""
+    """Return click's type for a union of types, and the function that converts its values."""
     if {str, Any, tuple, Mapping, Sequence} & set(origins):
         return click.STRING, _unchanged
     if Literal in origins:
@@ -236,7 +237,7 @@ def _complete_path(context: click.Context, parameter: click.Parameter, incomplet
 
 
 def _help_text(about: About, default: Any) -> str:
-    """Return the help of a parameter, with its default if that has a text."""
+    """Return a parameter's help text, followed by its default if there is one."""
     return about.help if default in (MISSING, None, False, (), "") else f"{about.help} [default: {default}]"
 
 
@@ -263,7 +264,7 @@ def _scalar(text: str) -> Any:
 
 
 def low_high(text: str, option: str) -> tuple[float, float]:
-    """Parse ``LOW,HIGH``."""
+    """Parse ``LOW,HIGH`` into two numbers."""
     try:
         low, high = map(float, text.split(","))
     except ValueError:

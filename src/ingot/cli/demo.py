@@ -1,4 +1,4 @@
-"""``ingot demo``."""
+"""The command ``ingot demo``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(
     out: Annotated[Path, About("Folder for the files; created if absent.", OUTPUT, aliases=OUT)] = Path("ingot-demo"),
     json: Json = False,
 ) -> None:
-    """Quantize a small real language model, show size, error and its text; then compare the preset recipes."""
+    """Quantize a small real language model, show its size, error and text, and compare the preset recipes."""
     from ingot.demo.run import quantize_model, run
 
     if not json:
@@ -34,7 +34,7 @@ def command(
 
 
 def _print_quantization(result: Any) -> None:
-    """Print the command ``ingot quantize`` with its report, and the text that the result generates."""
+    """Print the command ``ingot quantize``, its report, and text that the quantized model generates."""
     line(f"$ {result.command}", wrap=False)
     render(result.report.report(), json=False, quiet=False)
     print(f"\nIt continues {result.prompt!r} with: {printable(repr(result.text))}\n")
@@ -81,7 +81,7 @@ def _print(report: Any) -> None:
 
 
 def _program() -> str:
-    """Return the program's name if the shell finds it, else the relative path of the running script."""
+    """Return ``ingot`` if the shell finds that program, else the relative path of the running script."""
     if shutil.which("ingot") or Path(sys.argv[0]).name != "ingot":
         return "ingot"
     return os.path.relpath(sys.argv[0])

@@ -1,4 +1,4 @@
-"""``ingot diff`` and ``ingot patch``."""
+"""The commands ``ingot diff`` and ``ingot patch``."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ PATCH_EPILOG = (
 
 @declare("patch", PATCH_EPILOG)
 def patch(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Turn BASE into a fine-tune by one DELTA, or by several in the given order.
+    """Turn BASE into a fine-tune by one DELTA, or by several DELTAs in their order.
 
-    LoRA adapters are merged as by `ingot merge`. A wrong base and a wrong order of deltas are errors; then nothing
-    appears under OUT.
+    LoRA adapters are merged as `ingot merge` does it. If the base or the order of deltas is wrong, nothing appears
+    under OUT.
     """
     from ingot.artifacts.adapter_files import RULE as ADAPTER_RULE
     from ingot.delta.patch import patch as apply_deltas
@@ -77,7 +77,7 @@ def patch(options: PatchOptions, quiet: Quiet = False, json: Json = False) -> No
 
 
 def _merge_adapters(options: PatchOptions) -> Report:
-    """Merge the adapters that a patch was given in place of deltas; print warnings, return the report.
+    """Merge the adapters that ``ingot patch`` received instead of deltas; print warnings, return the report.
 
     Raises ``UsageError`` ``patch.option`` for options that a merge does not have, and the errors of ``ingot.merge``.
     """

@@ -1,4 +1,4 @@
-"""Entry point of the console script. It handles Ctrl-C and errors during the import of the commands."""
+"""The entry point of the console script; it handles Ctrl-C and errors during the import of the commands."""
 
 from __future__ import annotations
 

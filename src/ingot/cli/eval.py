@@ -1,4 +1,4 @@
-"""``ingot eval`` and ``ingot sweep``."""
+"""The commands ``ingot eval`` and ``ingot sweep``."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ SWEEP_EPILOG = (
 
 @declare("sweep", SWEEP_EPILOG)
 def sweep(options: SweepOptions, protocol: Protocol, quiet: Quiet = False, json: Json = False) -> None:
-    """Quantize a model with several presets, and measure each: KL to the model, perplexity, size, time.
+    """Quantize a model with several presets and measure each: KL divergence from the model, perplexity, size, time.
 
-    Statistics are taken once, and the model reads each text once. Needs the extra transformers.
+    Statistics are collected once, and the model reads each text once. Needs the extra transformers.
     """
     from ingot.runtime.sweep.checks import check_options
 

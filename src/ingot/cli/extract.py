@@ -1,4 +1,4 @@
-"""``ingot extract``."""
+"""The command ``ingot extract``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """The results that the options request, one flag for each."""
+    """The results that the options request: one flag for each type of result."""
 
     draft: bool
     coreml: bool
@@ -79,19 +79,19 @@ class _Requests:
 
 
 def _require_one_request(requests: _Requests, options: ModelOptions) -> None:
-    """Raise ``extract.nothing`` if the options request nothing, or do not go together."""
+    """Raise ``extract.nothing`` if no result is requested, or if the options contradict each other."""
     if not (requests.draft or requests.coreml or requests.layer or requests.model):
         raise UsageError("expected --draft OUT, --coreml, --layer NAME or --model", rule="extract.nothing")
     if requests.model and (requests.draft or requests.coreml or requests.layer):
-        raise UsageError("expected --model alone, found something else to extract too", rule="extract.nothing")
+        raise UsageError("--model is extracted alone; leave out --draft, --coreml and --layer", rule="extract.nothing")
     if (requests.layer or requests.model) != bool(options.out):
-        raise UsageError("expected --layer NAME or --model, and -o X.mlpackage with it", rule="extract.nothing")
+        raise UsageError("-o X.mlpackage is for --layer NAME or --model, which need it", rule="extract.nothing")
     if not requests.model and (options.context, options.max_ram, options.resume) != (None, None, False):
-        raise UsageError("expected --model with --context, --max-ram and --resume", rule="extract.nothing")
+        raise UsageError("--context, --max-ram and --resume need --model", rule="extract.nothing")
 
 
 def _extract_draft(options: DraftOptions) -> tuple[dict[str, Any], str]:
-    """Extract the draft head; return its figures as JSON has them, and a line of text."""
+    """Extract the draft head; return its figures for ``--json``, and a line of text."""
     from ingot.artifacts.attachments import extract_draft
 
     shape = extract_draft(options)

@@ -1,4 +1,4 @@
-"""``ingot generate``."""
+"""The command ``ingot generate``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(
     drafting: Draft,
     json: Json = False,
 ) -> None:
-    """Load a model with transformers, continue a prompt by the likeliest token each time, and show time and memory.
+    """Load a model with transformers, continue a prompt with the most likely tokens, and show time and memory.
 
     Needs the extra transformers. The text goes to stdout, the figures to stderr. A draft head does not change the text;
     it saves time if most of its proposed tokens are right.
@@ -55,7 +55,7 @@ def command(
 
 
 def summary(generated: Any) -> list[str]:
-    """Return the lines that show time, memory and tokens of a load and a generation."""
+    """Return lines with the time, memory and number of tokens of loading and generating."""
     load = generated.load
     speed = "" if generated.tokens_per_second is None else f", then {generated.tokens_per_second:.3g} tokens/s"
     end = ", ended by itself" if generated.stopped else ""

@@ -1,7 +1,7 @@
-"""The help of a command: usage, arguments, options by group, examples.
+"""The help of a command: usage, arguments, options by heading, examples.
 
-A command with many options describes only the options without a group, and lists the names of the grouped options;
-``--help-all`` describes every option. A field's ``About.panel`` names the group of its option.
+If a command has many options, ``--help`` describes those without a heading and lists the names of the rest;
+``--help-all`` describes all. ``About.panel`` of a field is the heading of its option.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALL_REQUESTED = "ingot.help.all"
 
 
 class Option(click.Option):
-    """An option that may belong to a group of options, and that may have names which the help does not list."""
+    """An option that may stand under a heading of the help, and may have names that the help does not list."""
 
     def __init__(
         self, declarations: Sequence[str], panel: str | None = None, aliases: Sequence[str] = (), **attributes: Any
@@ -37,7 +37,7 @@ class Option(click.Option):
         self._listed = [name for name in self.opts if name not in aliases]
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the listed names and the description, for the help."""
+        """Return the option's listed names and its description."""
         names = self.opts
         self.opts = self._listed
         try:
@@ -46,12 +46,12 @@ class Option(click.Option):
             self.opts = names
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the listed names, for an error message."""
+        """Return the option's listed names, for an error message."""
         return " / ".join(map(repr, self._listed))
 
 
 class Command(click.Command):
-    """A command with Ingot's help. With many options it has ``--help-all``."""
+    """A command with Ingot's help; it has ``--help-all`` if it has many options."""
 
     def __init__(self, name: str, **attributes: Any) -> None:
         super().__init__(name, **attributes)
@@ -71,7 +71,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A command that consists of commands, with Ingot's help. A mistyped name raises an error with a suggestion."""
+    """A command with subcommands and Ingot's help; an error for a mistyped name suggests similar names."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -115,7 +115,7 @@ def write_help(command: click.Command, ctx: click.Context, formatter: click.Help
 
 
 def _closing(names: dict[str, list[str]], epilog: str, is_brief: bool) -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield the title and the lines of each section after the options: names of undescribed options, examples."""
+    """Yield the title and the lines of the sections after the options: names without description, examples."""
     if names:
         yield f"More options, which {ALL} describes:", _name_lines(names)
     title, *examples = [paragraph for paragraph in epilog.split("\n\n") if paragraph] or [""]
@@ -130,7 +130,7 @@ def _name_lines(names: dict[str, list[str]]) -> Iterator[str]:
 
 
 def _example(text: str) -> str:
-    """Return an example, wrapped with backslashes so that a shell accepts it."""
+    """Return an example, broken into lines that end with backslashes so that a shell accepts it."""
     indent = " " * (len(text) - len(text.lstrip()))
     lines = wrap(
         text.lstrip(), _WIDTH - 2, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False
@@ -143,7 +143,7 @@ def _first_paragraph(command: click.Command) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """Return text with characters that the formatter does not break at; ``write_help`` restores the originals."""
+    """Return text whose hyphens and defaults the formatter does not break; ``write_help`` restores the characters."""
     return text.replace("-", _HYPHEN).replace("[default: ", f"[default:{_SPACE}")
 
 
@@ -153,7 +153,7 @@ def _panel(parameter: click.Parameter) -> str | None:
 
 
 def _styled(text: str, **style: Any) -> str:
-    """Return text with a style, unless the environment forbids it; click removes styles if stdout is no terminal."""
+    """Return text with colours, unless the environment forbids them; click removes them if stdout is no terminal."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if is_plain else click.style(text, **style)
 

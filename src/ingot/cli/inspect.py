@@ -1,4 +1,4 @@
-"""``ingot inspect``."""
+"""The command ``ingot inspect``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ EPILOG = (
 
 
 class FileInspector(Protocol):
-    """An extension of ``ingot inspect`` for files that are not checkpoints, or that contain more than tensors."""
+    """A plugin of ``ingot inspect`` for files that are no checkpoints, or contain more than tensors."""
 
     def recognizes(self, head: bytes) -> bool:
-        """Return whether this inspector handles a file; ``head`` is its first 16 bytes, or fewer if it is shorter."""
+        """Return whether this inspector handles a file whose first 16 bytes, or fewer, are ``head``."""
         ...
 
     def show(self, path: AnyPath, details: bool, json: bool) -> None:
-        """Print the file, as JSON if ``json``; ``details`` is the option ``--tensors``."""
+        """Print a description of the file, as JSON if ``json``; ``details`` is the option ``--tensors``."""
         ...
 
 
@@ -42,10 +42,10 @@ INSPECTORS: Instances[FileInspector] = Instances("inspector", group="ingot.inspe
 
 @declare("inspect", EPILOG)
 def command(options: InspectOptions, json: Json = False) -> None:
-    """Show what is in a checkpoint: tensors, sizes, codecs, totals. Reads headers, no weights.
+    """Show the contents of a checkpoint: tensors, sizes, codecs, totals. Only headers are read.
 
-    For a .squizd it also shows the features, and which stack would run it on this machine and on named platforms, with
-    reasons. For a kernel unit (`ingot kernel`) it shows sections and records; for a compiled program (.hwx) sections,
+    A .squizd also shows its features, and which stack would run it on this machine and on named platforms, with
+    reasons. A kernel unit (`ingot kernel`) shows sections and records; a compiled program (.hwx) shows sections,
     registers and kernels.
     """
     from ingot.artifacts.open import find

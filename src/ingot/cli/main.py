@@ -1,4 +1,4 @@
-"""The command ``ingot``: collects the commands and turns errors into one line and an exit code.
+"""The command ``ingot``: finds the command to run, and turns errors into one line and an exit code.
 
 Exit codes: 0 success; 1 the check failed (corrupt, different, illegal); 2 wrong usage; 3 a required extra is missing;
 130 interrupted by Ctrl-C, 143 by SIGTERM.
@@ -71,7 +71,7 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
 
 
 def _lines_of(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the label and the text of each line for commands; ``SHARED_LINES`` have several names."""
+    """Yield the label and the help line of each command; commands of ``SHARED_LINES`` yield one line together."""
     shared = {siblings[0]: (", ".join(siblings), text) for siblings, text in SHARED_LINES.items()}
     skipped = {name for siblings in SHARED_LINES for name in siblings[1:]}
     for name in names:
@@ -104,7 +104,7 @@ class _Commands(Group):
             raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return names of commands and options; built-in commands are not imported for that."""
+        """Complete names of commands and options without importing the built-in commands."""
         from click.shell_completion import CompletionItem
 
         names = [name for name in self.commands if name.startswith(incomplete)]
@@ -117,7 +117,7 @@ class _Commands(Group):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:  # the parser would print an empty line
             raise click.Abort from error
-        except (BrokenPipeError, EOFError) as error:  # click would take them for a closed pipe or Ctrl-C
+        except (BrokenPipeError, EOFError) as error:  # click would mistake them for a closed pipe or Ctrl-C
             raise _translated(error) from error
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -203,7 +203,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _clean_up() -> None:
-    """Remove unfinished files; a second Ctrl-C does not stop this."""
+    """Remove unfinished files; a second Ctrl-C does not interrupt the removal."""
     previous = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread:
@@ -217,7 +217,7 @@ def _clean_up() -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as the command line prints it: exit code, rule, message, and the file or tensor if there is one."""
+    """An error to print: exit code, rule, message, and the file or tensor if the error names it."""
 
     exit_code: int
     rule: str
@@ -225,12 +225,12 @@ class Failure:
     location: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the data that ``--json`` prints."""
+        """Return the error as ``--json`` prints it."""
         return {"exit_code": self.exit_code, "rule": self.rule, "message": self.message, "where": self.location}
 
 
 def _failure_of(error: Exception) -> Failure:
-    """Return the failure to print for an error."""
+    """Return the failure to print for an exception."""
     if isinstance(error, click.ClickException):
         return _usage_failure(error)
     translated = _translated(error)
@@ -238,7 +238,7 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def _translated(error: Exception) -> IngotError:
-    """Return the error as one of Ingot's errors; an unexpected one becomes ``cli.defect``."""
+    """Return an exception as one of Ingot's errors; an unexpected one becomes ``cli.defect``."""
     return foreign_error(error, has_caller=False) or ResourceError(
         f"a defect of Ingot: {type(error).__name__}: {error}. Please report it with what `ingot --debug ...` prints",
         rule="cli.defect",
@@ -274,7 +274,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 def _flush(code: int) -> int:
-    """Flush the output of a command. Return its exit code; if output was lost, the exit code of that error."""
+    """Flush the output of a command; return ``code``, or the exit code for lost output."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     cause = sys.stdout.incomplete if isinstance(sys.stdout, Output) else None
@@ -287,7 +287,7 @@ def _flush(code: int) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run ``ingot`` as the console script: replace the streams, handle SIGTERM, exit with the command's code."""
     signal.signal(signal.SIGTERM, _on_sigterm)  # SIGTERM cleans up like Ctrl-C
     open_streams()
     warnings.showwarning = _print_warning  # one line, without the line of code that raised the warning

@@ -1,4 +1,4 @@
-"""``ingot matrix``."""
+"""The command ``ingot matrix``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ EPILOG = (
 
 @declare("matrix", EPILOG)
 def command(options: MatrixOptions, json: Json = False) -> None:
-    """Show for every format how a conversion would treat each tensor: move, repack exactly or decode it, and why.
+    """Show for every format whether a conversion would copy, repack exactly or decode each tensor, and why.
 
-    Writes nothing. Reads headers, and scales and zero points if the answer depends on them.
+    Nothing is written. Headers are read; scales and zero points only if the answer depends on them.
     """
     from ingot.conversion.matrix import matrix
 

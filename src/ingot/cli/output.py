@@ -1,4 +1,4 @@
-"""Output of commands: text and tables for people, JSON for programs, a progress bar on stderr."""
+"""Output of commands: text and tables on a terminal, JSON for programs, a progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _LABEL = re.compile(r" *\S+ {2,}")
 _UNKNOWN_WIDTH = 80  # columns of a terminal that reports no size
 
 BARS: list[Any] = []
-"""Classes of the progress bars on the terminal; ``line`` removes the bars while it prints."""
+"""Classes of the progress bars on the terminal; ``line`` hides the bars while it prints."""
 
 
 def terminal_width(stream: IO[str] | None = None) -> int | None:
-    """Return the columns of a terminal, by default those of ``COLUMNS``; None if the stream is no terminal."""
+    """Return the number of columns of a terminal, by default from ``COLUMNS``; None if the stream is no terminal."""
     stream = sys.stdout if stream is None else stream
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdigit():
@@ -50,9 +50,9 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
 
 
 def line(text: str, *, stream: IO[str] | None = None, wrap: bool = True) -> None:
-    """Print one line; a terminal gets it wrapped between words, with the further lines indented.
+    """Print one line of text; on a terminal, wrap it between words and indent the continuation.
 
-    Without ``wrap`` the terminal itself breaks the line, so that a user copies it as one line.
+    With ``wrap=False`` the terminal breaks the line, so that a user can copy it as one line.
     """
     stream = sys.stdout if stream is None else stream
     width = terminal_width(stream)
@@ -109,7 +109,7 @@ def table(
 
 
 def _minimum_width(natural: Sequence[int], shown: Sequence[int], text_columns: int) -> int:
-    """Return the width of a table, in characters, with its text columns narrowed to ``_NAME`` and ``_TEXT``."""
+    """Return the width of a table, in characters, if its text columns are narrowed to ``_NAME`` and ``_TEXT``."""
     widths = (min(natural[i], _NAME if i == 0 else _TEXT) if i < text_columns else natural[i] for i in shown)
     return sum(widths) + _GAP * (len(shown) - 1)
 
@@ -139,7 +139,7 @@ def _shorten_names(names: Sequence[str], width: int) -> Sequence[str]:
 
 
 def _row_lines(row: Sequence[str], widths: Sequence[int], texts: int) -> Iterable[str]:
-    """Yield the lines of one row; wrapped text takes more than one line."""
+    """Yield the lines of one row: more than one if text is wrapped."""
     wrapped = [
         textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
         if 0 < i < texts and len(cell) > width
@@ -215,7 +215,7 @@ class Output(io.TextIOWrapper):
 
     @property
     def incomplete(self) -> OSError | None:
-        """The error that made output incomplete; None if there was none, or if the reader had closed the pipe."""
+        """The error that made the output incomplete; None without an error, or if the reader closed the pipe."""
         return None if self.error is None or is_reader_gone(self.error) else self.error
 
 
@@ -273,7 +273,7 @@ def _encodable(value: Any) -> Any:
 
 @contextmanager
 def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallback | None]:
-    """Yield a callback that draws bytes, speed and remaining time on stderr; None if stderr is no terminal."""
+    """Yield a callback that shows bytes, speed and remaining time on stderr; None if stderr is no terminal."""
     if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield None
         return
@@ -305,7 +305,7 @@ def progress_bar(label: str, *, quiet: bool = False) -> Iterator[ProgressCallbac
 
 
 def _worker_rates(rates: Mapping[str, float]) -> str:
-    """Return the text for bytes per second by worker; for more than ``_SHOWN_WORKERS`` only the slowest and fastest."""
+    """Return each worker's bytes per second as text; for more than ``_SHOWN_WORKERS``, only the lowest and highest."""
     if not rates:
         return ""
     if len(rates) <= _SHOWN_WORKERS:
@@ -339,7 +339,7 @@ def rows_of(item: Table) -> list[dict[str, Any]]:
 
 
 def print_text(report: Report) -> None:
-    """Print a report as text: lines, tables, closing lines."""
+    """Print a report as text: opening lines, tables, closing lines."""
     figures = {item.name: item for item in report.figures}
     print_lines(report.lines, figures)
     shown = [item for item in report.tables if item.shown]
@@ -357,7 +357,7 @@ def print_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> None:
 
 
 def print_table(item: Table) -> None:
-    """Print a table's columns that have a heading."""
+    """Print a table, without the columns that have no heading."""
     shown = [(index, column) for index, column in enumerate(item.columns) if column.head]
     columns = [column for _, column in shown]
     text_columns = next((i for i, column in enumerate(columns) if column.unit not in LEFT_ALIGNED), len(columns))

@@ -1,4 +1,4 @@
-"""``ingot quantize``."""
+"""The command ``ingot quantize``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def command(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Quantize a model for a program: --for alone decides container and preset.
+    """Quantize a model for a program; --for alone decides container and preset.
 
-    Ends with the size, the error and the command that runs the result, and only if that program would load it.
+    At the end the result is checked for that program; size, error and the command that runs it are printed.
     """
     from ingot.runtime.quantize.checks import check_options
 
@@ -53,7 +53,7 @@ def command(
             line(f"estimate: {estimate.describe()}, calibration {estimate.mode}", stream=sys.stderr)
 
     def confirm(estimate: Estimate) -> bool:
-        question = f"Calibrate ({estimate.mode}) for {estimate.describe()}? Otherwise a faster way is taken [Y/n] "
+        question = f"Calibrate ({estimate.mode}) for {estimate.describe()}? If not, a faster mode is used [Y/n] "
         sys.stderr.write(question)
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("", "y", "yes")

@@ -1,7 +1,7 @@
-"""``ingot ane`` and ``ingot squish``: the commands for one kind of device or container, of Ingot's extensions.
+"""The commands ``ingot ane`` and ``ingot squish``, which serve one type of device or container.
 
-Each command is also a command of ``ingot`` itself, under the same name; the caches of ``ingot cache`` are commands of
-``ingot squish``.
+Their subcommands also work without the first word, such as ``ingot plan``. The caches of ``ingot cache`` are
+subcommands of ``ingot squish``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ingot.cli.help import Group
 
 
 class _Members(MutableMapping[str, click.Command]):
-    """Commands by name, each imported on first use: commands of ``ingot``, or of one of its groups."""
+    """A mapping of command names to commands of ``ingot`` or of its groups, each imported on first use."""
 
     def __init__(self, paths: dict[str, tuple[str, ...]]) -> None:
         self._paths = paths

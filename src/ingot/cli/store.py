@@ -1,4 +1,4 @@
-"""``ingot store``."""
+"""The command ``ingot store``."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ EPILOG = (
 
 @declare("add")
 def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Add a folder or file with its full contents; tensors that the library has already are not stored again.
+    """Add a folder or file with its full contents; tensors that the library already contains are not stored again.
 
-    New tensors are stored as differences to those of the nearest artifact, or compressed, whichever is smaller. Before
+    A new tensor is compressed, or stored as a difference to the nearest artifact's tensor if that is smaller. Before
     the artifact is listed, all files are rebuilt from the library and compared.
     """
     from ingot.library.add import add as add_to
@@ -47,7 +47,7 @@ def add(options: AddOptions, quiet: Quiet = False, json: Json = False) -> None:
 
 @declare("get")
 def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Write an artifact as it was added, bit for bit, or converted into another container.
+    """Write an artifact bit for bit as it was added, or convert it to another container.
 
     With --merge, an adapter is merged into its base.
     """
@@ -60,7 +60,7 @@ def get(options: GetOptions, quiet: Quiet = False, json: Json = False) -> None:
 
 @declare("ls")
 def ls(options: ListOptions, json: Json = False) -> None:
-    """List the artifacts: bytes of their files, bytes stored for them, and how many of those are shared."""
+    """List the artifacts: the size of their files, the bytes stored for them, and the shared part of these bytes."""
     from ingot.library.keep import ls as list_all
 
     render(list_all(options).report(), json=json)
@@ -76,7 +76,7 @@ def rm(options: RemoveOptions) -> None:
 
 @declare("gc")
 def gc(options: CollectOptions, json: Json = False) -> None:
-    """Delete objects that no artifact needs, and remains of interrupted additions, if no process uses the library."""
+    """Delete unused objects and remains of interrupted additions; refuse if another process uses the library."""
     from ingot.library.keep import gc as collect
 
     render(collect(options).report(), json=json)

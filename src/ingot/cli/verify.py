@@ -1,4 +1,4 @@
-"""``ingot verify`` and ``ingot seal``."""
+"""The commands ``ingot verify`` and ``ingot seal``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Check that a checkpoint is complete and well-formed: structure, digests, every tensor decodes.
 
-    With --for, check also that a program would load it. Exit code 1 if it is not, or would not.
+    With --for, also check that a program would load it. Exit code 1 if a check fails.
     """
     from ingot.inspect.findings import finding_text, verify_report
     from ingot.inspect.verify import verify
@@ -56,10 +56,10 @@ SEAL_EPILOG = (
 
 @declare("seal", SEAL_EPILOG)
 def seal(options: SealOptions, quiet: Quiet = False, json: Json = False) -> None:
-    """Write the digests of a checkpoint's files to X.ingot.json next to each file, for containers without digests.
+    """Write digests of a checkpoint's files to X.ingot.json next to each file, for containers without digests.
 
-    Ingot checks each chunk that it reads from a remote store against them. `ingot verify` checks all, and
-    `ingot verify --repair` replaces damaged chunks.
+    Ingot compares each chunk that it reads from a remote store with them. `ingot verify` checks all chunks, and
+    `ingot verify --repair` replaces damaged ones.
     """
     from ingot.inspect.seal import seal as write_digests
     from ingot.inspect.seal import sealed_report
