@@ -1,1 +1,1 @@
-"""``ingot quantize``: from a checkpoint and a program to files that the program runs, in one call."""
+"""The operation ``ingot quantize``: turn a checkpoint into files that a program runs."""

@@ -18,9 +18,9 @@ _INDEX = re.compile(r".+\.(?:safetensors|bin)\.index\.json")
 
 
 def check_options(options: QuantizeOptions) -> None:
-    """Refuse options that contradict each other, a model that does not exist, and a target that cannot be written.
+    """Raise an error if options contradict each other, the model does not exist, or the target cannot be written.
 
-    Opens no file of the model.
+    Does not open files of the model.
 
     Raises
     ------
@@ -46,22 +46,22 @@ def check_options(options: QuantizeOptions) -> None:
 
 
 def require_full_model(model: Location) -> None:
-    """Refuse a shard or an index of a model's folder: the folder is the model."""
+    """Raise an error if the path is a shard or an index of a model's folder, because the folder is the model."""
     shard = _SHARD.fullmatch(model.name)
     if shard is None and _INDEX.fullmatch(model.name) is None:
         return
     subject = "the index of a model's shards" if shard is None else f"one of {int(shard[1])} shards of a model"
     raise UsageError(
-        f"this is {subject}; name the folder, {model.parent.display}, which has the other files of the model",
+        f"this is {subject}; name the folder, {model.parent.display}, which contains the model's other files",
         rule="quantize.model",
         where=model.display,
     )
 
 
 def single_file_error(model: Location) -> UsageError:
-    """Return the error for a file of a model's folder, if the folder is needed."""
+    """Return the error for a single file of a model whose folder is needed."""
     return UsageError(
-        f"this is one file of a model; name the folder, {model.parent.display}, which has its config.json",
+        f"this is one file of a model; name the folder, {model.parent.display}, which contains its config.json",
         rule="quantize.model",
         where=model.display,
     )
@@ -78,7 +78,7 @@ def _check_calibration(options: QuantizeOptions) -> None:
 
 
 def _require_statistics(text: str) -> None:
-    """Refuse a value of ``--calibration`` that is neither a mode nor an existing file of statistics."""
+    """Raise an error if a value of ``--calibration`` is neither a mode nor an existing file of statistics."""
     try:
         Location.parse(text).find()
     except UsageError as error:
@@ -90,7 +90,7 @@ def _require_statistics(text: str) -> None:
 
 
 def require_target(out: Location, *, overwrite: bool) -> None:
-    """Refuse an existing result that is not an empty folder, or a result in a folder that does not exist."""
+    """Raise an error if the result exists and is no empty folder, or if its parent folder does not exist."""
     if out.url.startswith("file:") and out.siblings() is None:
         raise UsageError(
             "expected an existing folder to write into; create it first",

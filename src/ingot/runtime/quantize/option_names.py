@@ -1,4 +1,4 @@
-"""Names of options in messages of other operations: ``ingot quantize`` has only some of them."""
+"""Names of options in messages of other operations, some of whose options ``ingot quantize`` lacks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _COMMANDS = (("convert", ConvertOptions), ("calibrate", CalibrateOptions))
 
 
 def with_commands(message: str, options: type = QuantizeOptions) -> str:
-    """Return a message that also names the commands of the options that a command lacks.
+    """Return a message that states, for each option that ``options`` lacks, the command that has it.
 
-    Options in a command in backticks belong to that command.
+    An option inside a command in backticks belongs to that command.
     """
     local = _names(options)
     names = [name for name in dict.fromkeys(_OPTION.findall(_COMMAND.sub("", message))) if name not in local]
@@ -33,13 +33,13 @@ def with_commands(message: str, options: type = QuantizeOptions) -> str:
 
 
 def without_foreign_options(note: str) -> str:
-    """Return a note without remarks in parentheses about an option that ``ingot quantize`` lacks."""
+    """Return a note without the remarks in parentheses that name an option which ``ingot quantize`` lacks."""
     local = _names(QuantizeOptions)
     return _REMARK.sub(lambda match: match[0] if match[1] in local else "", note)
 
 
 def _names(options: type) -> set[str]:
-    """Return the names of all options of a command."""
+    """Return the names of all options of a struct."""
     names = {"--dry-run", "--quiet", "--json", "--help"}
     for item in fields(options):
         flags = about_of(item).flags or (f"--{item.name.replace('_', '-')}",)

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
 
 AUTO, FULL, GPTQ, IMPORTANCE, NONE = MODES = ("auto", "full", "gptq", "importance", "none")
-"""Values of ``calibration``: the best that fits the time; inputs and gradients; inputs; columns; no statistics."""
+"""Values of ``calibration``: the best within the time; inputs and gradients; inputs; columns; no statistics."""
 GRADES = (FULL, GPTQ, IMPORTANCE)
-"""The values that calibrate, the best first."""
+"""The values that collect statistics, the most exact first."""
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d)?")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """A quantization: the model, the result, and the program that is to run it."""
+    """Options of a quantization: the model, the result, and the program that will run it."""
 
     model: AnyPath = field(metadata=source("Folder or file in any format, or org/name.", metavar="MODEL"))
     out: AnyPath = field(metadata=about("The result: a folder, or a file such as model.gguf.", *OUTPUT, aliases=OUT))
@@ -69,8 +69,8 @@ class QuantizeOptions:
     time: str | None = field(
         default=None,
         metadata=about(
-            "With --calibration auto: the time that all may take, such as 30m or 2h; default: what it takes, asked for "
-            "on a terminal if it is more than 10 minutes.",
+            "With --calibration auto: the time limit of the run, such as 30m or 2h; default: no limit, but a question "
+            "on a terminal if the run takes more than 10 minutes.",
             metavar="TIME",
         ),
     )

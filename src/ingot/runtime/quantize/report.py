@@ -1,4 +1,4 @@
-"""The report of a quantization: what was chosen, what was written, how large it is and how to run it."""
+"""The report of a quantization: the decisions, the size of the result, and the commands that run it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.reporting.reportable import Reportable
 
 @dataclass(frozen=True, slots=True)
 class StoredType:
-    """The tensors of a result that are stored in one way: their number, bytes, and share of all bytes."""
+    """The tensors of a result that are stored alike: their number, bytes, and share of all bytes."""
 
     stored: str
     rules: Texts
@@ -24,13 +24,13 @@ class StoredType:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport(Reportable):
-    """A finished quantization.
+    """The report of a finished quantization.
 
-    ``runtime`` is the program and its version, empty if none was stated. ``calibration`` says which statistics were
-    used. ``larger`` says why the result has more bits per weight than its preset; empty if it has not. ``error`` is the
-    RMS error over the RMS value of the tensors whose error was measured; None if none was. ``kl`` is the mean KL
-    divergence from the model per token of a text; None if it was not measured. ``untested`` are schemes with which the
-    program did not run when its profile was written. ``conversion`` is the report of the conversion, with every tensor.
+    ``runtime`` is the program and its version, or empty. ``calibration`` names the statistics that were used.
+    ``larger`` are reasons why the result has more bits per weight than its preset. ``error`` is the RMS error over the
+    RMS value of the tensors whose error was measured, or None. ``kl`` is the mean KL divergence from the model in nats
+    per token of a text; None if it was not measured. ``untested`` are schemes with which the program was not run.
+    ``conversion`` is the report of the conversion, with every tensor.
     """
 
     source: str
@@ -98,7 +98,7 @@ def with_estimate(report: Report, estimate: Estimate) -> Report:
 
 
 def _escaped(text: str) -> str:
-    """Return a text that a report's line prints unchanged."""
+    """Return text escaped for the template of a report's line."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

@@ -1,4 +1,4 @@
-"""The report of a finished quantization: how tensors are stored, the error, and why the result is large."""
+"""Build the report of a finished quantization: how tensors are stored, the error, and why the result is large."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ingot.stores.location import Location
 _SHOWN_RULES = 2
 _SHOWN_NAMES = 3
 _LARGER = 1.4
-"""Ratio of the bits per weight of a result to those of its preset from which on the report explains the difference."""
+"""The report explains the size if the bits per weight exceed those of the preset by this factor."""
 _LARGE_SHARE = 0.02
 _TYPES = "types of the tensors"
 _REPLACED = " instead of "
-_WINDOWS = 16  # of the text of ``kl``
+_WINDOWS = 16  # of the text that ``kl`` measures
 
 
 def finish(
@@ -76,7 +76,7 @@ def finish(
 
 
 def _types(source: Source, container: str, tensors: Sequence[TensorReport]) -> list[StoredType]:
-    """Return how the tensors of a result are stored, the largest share first."""
+    """Group the tensors of a result by how they are stored; the largest share comes first."""
     rules = {tensor.name: tensor.rule for tensor in tensors}
     groups: dict[str, list[tuple[int, str]]] = {}
     for tensor in as_tensor_map(source.catalog.tensors).uncached():
@@ -113,7 +113,7 @@ def _notes(report: ConvertReport, larger: Sequence[str]) -> list[str]:
 
 
 def _larger(report: ConvertReport, recipe: Recipe, types: Sequence[StoredType]) -> list[str]:
-    """Return the reasons why a result has more bits per weight than its preset; empty if it has about as many."""
+    """Return reasons why a result has more bits per weight than its preset; empty if the difference is small."""
     expected = mean_bits(recipe)
     replaced = [note for note in report.notes if _REPLACED in note]
     if expected is None or (report.bits_per_weight <= _LARGER * expected and not replaced):
@@ -129,13 +129,13 @@ def _larger(report: ConvertReport, recipe: Recipe, types: Sequence[StoredType]) 
 
 
 def _without_names(note: str) -> str:
-    """Return a note on a replaced type with the number of tensors, and without their names."""
+    """Return a note on a replaced type with the number of tensors instead of their names."""
     reason, _, tensors = note.partition(": ")
     return f"{reason} ({tensors.partition(',')[0]})"
 
 
 def _largest_names(report: ConvertReport, item: StoredType) -> str:
-    """Return the names of the largest tensors that no rule hits, as text."""
+    """Return the names of the largest tensors to which no rule applies, as text."""
     tensors = [tensor for tensor in report.tensors if tensor.rule.startswith("no rule")]
     tensors.sort(key=lambda tensor: -tensor.nbytes)
     large = [tensor.name for tensor in tensors if tensor.nbytes * 20 >= item.nbytes]
@@ -145,7 +145,7 @@ def _largest_names(report: ConvertReport, item: StoredType) -> str:
 
 
 def _kl(options: QuantizeOptions, report: ConvertReport) -> float | None:
-    """Return KL(source || result) per token of the text of ``kl``; None if it was not requested."""
+    """Return the KL divergence of the result from the source in nats per token of the text; None if not requested."""
     if options.kl is None:
         return None
     from ingot.runtime.evaluation.evaluate import evaluate

@@ -39,15 +39,15 @@ from ingot.runtimes.stored import stored_scheme
 from ingot.stores.location import Location
 
 _QUANTIZERS = {GPTQ: rounding.GPTQ, IMPORTANCE: rounding.IMPORTANCE}
-"""Quantizers that replace those of a recipe, by grade of calibration."""
+"""Quantizers that replace those of a recipe, by mode of calibration."""
 
 
 @takes(QuantizeOptions, "quantize")
 def quantize(options: QuantizeOptions) -> QuantizeReport:
     """Quantize a model for a program, and check that the program would load the result.
 
-    ``runtime`` alone decides container and preset. With ``calibration`` ``auto``, the best is taken that fits
-    ``time``: statistics of inputs and gradients, else of inputs, else importance of columns, else none.
+    ``runtime`` alone decides container and preset. With ``calibration="auto"``, the most exact mode that fits ``time``
+    is used: statistics of inputs and gradients, else of inputs, else importance of columns, else none.
 
     Returns
     -------
@@ -89,9 +89,9 @@ def _quantize(options: QuantizeOptions) -> QuantizeReport:
 
 @takes(QuantizeOptions, "quantize")
 def prepare(options: QuantizeOptions) -> tuple[Prepared, Estimate]:
-    """Return the planned conversion, and the estimate: what ``ingot quantize --dry-run`` prints. Writes nothing.
+    """Return the planned conversion and the estimate, as ``ingot quantize --dry-run`` prints them.
 
-    The caller closes the plan. Raises the errors of ``quantize``.
+    Nothing is written. The caller closes the plan. Raises the errors of ``quantize``.
     """
     check_options(options)
     try:
@@ -133,13 +133,13 @@ def choose_for(options: QuantizeOptions) -> Chosen:
 
 
 def with_quantizer(recipe: Recipe, quantizer: str) -> Recipe:
-    """Return a recipe whose rules with a quantizer, and whose mixture's rules, use this one."""
+    """Return a recipe whose rules with a quantizer, those of its mixture included, use ``quantizer``."""
 
     def changed(rule: Rule) -> Rule:
         choice = rule.choice
         if not isinstance(choice, Choice) or choice.quantizer is None:
             return rule
-        ordered = quantizer != rounding.IMPORTANCE  # only feedback has an order of columns
+        ordered = quantizer != rounding.IMPORTANCE  # only error feedback has an order of columns
         options = {key: value for key, value in choice.options.items() if ordered or key != "act_order"}
         return replace(rule, choice=replace(choice, options=options, quantizer=quantizer))
 
@@ -150,9 +150,9 @@ def with_quantizer(recipe: Recipe, quantizer: str) -> Recipe:
 
 
 def with_group_size(recipe: Recipe, size: int) -> Recipe:
-    """Return a recipe whose integers in groups have groups of ``size`` columns.
+    """Return a recipe whose grouped integers have groups of ``size`` columns.
 
-    Raises ``UsageError`` ``quantize.option``: the recipe has no such integers.
+    Raises ``UsageError`` ``quantize.option`` if the recipe has no grouped integers.
     """
     rules = []
     seen: set[tuple[str, ...]] = set()
@@ -173,7 +173,7 @@ def with_group_size(recipe: Recipe, size: int) -> Recipe:
 
 
 def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None:
-    """Refuse a plan that quantizes nothing, or whose tensors the program does not accept."""
+    """Raise an error if a plan quantizes nothing, or if the program does not accept its tensors."""
     specs = [step.spec for step in prepared.plan.steps]
     stored = [stored_scheme(spec, chosen.container) for spec in specs]
     if quantizes(recipe) and all(item.storage == "dense" for item in stored):
@@ -186,9 +186,9 @@ def require_accepted(prepared: Prepared, chosen: Chosen, recipe: Recipe) -> None
 
 
 def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
-    """Refuse a model that is quantized already, or that lacks files or keys that the runtime needs.
+    """Raise an error if a model is quantized already, or lacks files or keys that the runtime needs.
 
-    The error for a quantized model names the command that converts its format instead, if that command succeeds.
+    The error for a quantized model names the command that only converts its format, if that command would succeed.
     """
     model = Location.parse(options.model)
     source = open_source(model)
@@ -218,7 +218,7 @@ def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
 
 
 def _move_advice(options: QuantizeOptions, chosen: Chosen) -> str:
-    """Return advice for a quantized model: the command that keeps its numbers, if it succeeds."""
+    """Return advice for a quantized model: the command that keeps its integers, if that command would succeed."""
     runtime = None if chosen.profile is None else chosen.profile.name
     settings = ConvertOptions(options.model, options.out, runtime=runtime, overwrite=options.overwrite)
     try:
@@ -232,7 +232,7 @@ def _move_advice(options: QuantizeOptions, chosen: Chosen) -> str:
 
 
 def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
-    """Return the mode of calibration; ``FULL`` for a file of statistics."""
+    """Return the mode of calibration, or ``FULL`` for a file of statistics."""
     text = str(options.calibration)
     mode = text if text in MODES else FULL
     if mode == NONE and not chosen.plain:
@@ -251,7 +251,7 @@ def _mode(options: QuantizeOptions, chosen: Chosen) -> str:
 
 
 def _prepare(options: QuantizeOptions, chosen: Chosen, recipe: Recipe) -> Prepared:
-    """Plan the conversion; a folder in which nothing would be packed is refused as ``quantize.nothing``."""
+    """Plan the conversion; raise ``quantize.nothing`` if nothing would be packed into a folder."""
     try:
         return prepare_conversion(_convert_options(options, chosen, recipe, None))
     except UnsupportedError as error:

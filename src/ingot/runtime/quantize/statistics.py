@@ -1,4 +1,4 @@
-"""The statistics of a quantization: the best that fit the time, with the estimate that the caller sees."""
+"""Choose the statistics of a quantization: the most exact mode that fits the time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ingot.runtime.calibration.calibrate import ModelCalibration
 
 LONG = 600.0
-"""Seconds of work from which on ``confirm`` decides."""
+"""Seconds of work above which ``confirm`` decides."""
 _NEAREST = "nearest values, without statistics"
 _STATISTICS = {
     FULL: "statistics of inputs and gradients",
@@ -39,11 +39,11 @@ _STATISTICS = {
 }
 
 Rounding = Mapping[str, tuple[float, int]]
-"""For each mode of calibration, the seconds and bytes of memory that rounding takes."""
+"""Seconds and bytes of memory that rounding needs, by mode of calibration."""
 
 
 def modes(mode: str, chosen: Chosen) -> tuple[str, ...]:
-    """Return the modes of calibration to try, the best first."""
+    """Return the modes of calibration to try, the most exact first."""
     if mode != AUTO:
         return (mode,)
     return (*GRADES, NONE) if chosen.plain else GRADES
@@ -52,7 +52,7 @@ def modes(mode: str, chosen: Chosen) -> tuple[str, ...]:
 def get_statistics(
     options: QuantizeOptions, chosen: Chosen, mode: str, rounding: Rounding
 ) -> tuple[str, Statistics | Calibration | None, str]:
-    """Announce the estimate of the mode that is used, and open its statistics or return a calibration to run.
+    """Choose a mode, announce its estimate, and open its statistics or return a calibration to run.
 
     Returns the mode, its statistics or calibration (None for mode ``none``), and a text for the report.
     """
@@ -90,7 +90,7 @@ def _without(options: QuantizeOptions, rounding: Rounding, text: str) -> tuple[s
 
 
 def _fits(options: QuantizeOptions, estimate: Estimate) -> bool:
-    """Return whether the estimate fits the stated time; without one, whether it is short or the caller confirms it."""
+    """Return whether the estimate fits ``time``; without ``time``, whether it is short or the caller confirms it."""
     if options.time is not None:
         return estimate.seconds <= parse_time(options.time)
     return estimate.seconds <= LONG or options.confirm is None or options.confirm(estimate)
@@ -101,7 +101,7 @@ def _estimate(mode: str, plan: CalibratePlan, rounding: tuple[float, int]) -> Es
 
 
 def _calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
-    """Return the calibration of the model for a mode, which has not run yet."""
+    """Return the calibration of the model for a mode, without running it."""
     from ingot.runtime.calibration.calibrate import ModelCalibration
 
     settings = CalibrateOptions(
@@ -119,7 +119,7 @@ def _calibration(options: QuantizeOptions, mode: str) -> ModelCalibration:
 
 
 def estimate_statistics(options: QuantizeOptions, chosen: Chosen, mode: str, rounding: Rounding) -> Estimate:
-    """Return the estimate that ``get_statistics`` would announce, without a calibration."""
+    """Return the estimate that ``get_statistics`` announces, without calibrating."""
     if mode == NONE or str(options.calibration) not in MODES:
         return Estimate(mode, 0.0, *rounding[mode])
     limit = parse_time(options.time) if options.time is not None else None
