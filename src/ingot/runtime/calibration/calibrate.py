@@ -73,10 +73,10 @@ from ingot.translate.imatrix import write_imatrix
 
 
 def spilled_cache(model: Any, length: int, scratch: Callable[[], BinaryIO]) -> Callable[[int], Any]:
-    """Return a function that creates a cache for ``count`` sequences of ``length`` tokens.
+    """Return a function that creates a KV cache for ``count`` sequences of ``length`` tokens.
 
-    Layers with attention to all tokens are stored in unnamed files that are deleted with the cache. Layers of other
-    types (sliding windows, states) are small and stay in memory.
+    Layers with attention to all tokens are cached in unnamed files, which are deleted with the cache. Caches of other
+    layers (sliding windows, states) are small and stay in memory.
     """
     cache_utils = require("transformers.cache_utils", "transformers")
     torch = require("torch", "torch")
@@ -115,7 +115,7 @@ _FILE = "calibration.txt"  # written for Ingot; CC0-1.0
 
 
 def windows_of(options: CalibrateOptions, length: int, *, encoder: bool) -> tuple[Windows, str]:
-    """Return windows of a text, and the text's name for reports.
+    """Return windows of tokens, i64 [windows, length], and the name of their text for reports.
 
     For a causal model, tokens that the tokenizer adds before a text replace the first tokens of each window. For an
     encoder, each window is a complete text: the tokens before and after it are added to the window's text.
@@ -151,15 +151,15 @@ def default_text() -> str:
 
 _SAMPLED = "samples"
 _SHARE_OF_DEVICE = 0.6
-"""The share of a device's free memory that weights may take. Activations and moments take the remaining memory."""
+"""The share of a device's free memory for weights; activations and moments use the remaining memory."""
 
 
 @takes(CalibrateOptions, "calibrate")
 def calibrate(options: CalibrateOptions) -> CalibrateReport:
     """Collect statistics of a model's matrices, and write them.
 
-    Memory holds the weights of one layer, the activations of a few windows and the moments of the layer. Activations
-    between layers are stored in a folder next to ``out``. If the full model fits into memory, it stays in memory.
+    Memory holds one layer's weights and moments, and the activations of a few windows. Activations between layers are
+    stored in a folder next to ``out``. If the full model fits into memory, it stays in memory.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         ``calibrate.architecture``: the layers do not form a chain.
     ResourceError
         ``calibrate.ram``: the limit is too small for a layer and the second moments of a matrix; ``device.memory``: the
-        device's memory is; ``disk.guard``.
+        same for the device; ``disk.guard``.
     IntegrityError
         ``calibrate.value``: NaN or infinity in activations.
     IngotError
@@ -215,7 +215,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelCalibration(Calibration):
-    """A calibration for a conversion without a statistics file; ``out`` and ``resume`` of the options are ignored."""
+    """A calibration that a conversion runs without a statistics file; it ignores the options ``out`` and ``resume``."""
 
     options: CalibrateOptions
 
@@ -259,7 +259,7 @@ def calibration_of(
     progress: ProgressCallback | None = None,
     device: Any = CPU,
 ) -> ModelCalibration:
-    """Return a calibration over samples of the model, which has not run yet."""
+    """Return a calibration over samples of the model, without running it."""
     return ModelCalibration(
         CalibrateOptions(model, "", samples=SAMPLES, max_ram=max_ram, progress=progress, device=device)
     )
@@ -272,7 +272,8 @@ def collect_statistics(options: CalibrateOptions) -> Statistics:
     """
     with _subject(options) as subject, temporary_folder() as folder:
         collected = _collect(subject, options, Work(folder), None)
-        return Statistics.in_memory(collected.arrays, collected.metadata)  # mapped: deleted files stay readable
+        # the arrays are mapped, so deleted files stay readable
+        return Statistics.in_memory(collected.arrays, collected.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +289,10 @@ class _Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """The model that is calibrated, and the tokens of its text.
+    """The model to calibrate, and the tokens of its text.
 
-    ``tokens`` is None if the model samples its text itself. ``beginnings`` are the tokens with which windows begin.
+    ``tokens``, i64 [windows, length], are None if the model samples its text. ``beginnings`` are the tokens with which
+    windows begin.
     """
 
     skeleton: MetaModel
@@ -300,7 +302,7 @@ class _Subject:
     source: str
     beginnings: Beginnings
     opening: float
-    """Seconds of opening the model."""
+    """Seconds that opening the model took."""
 
     def fingerprint(self, options: CalibrateOptions) -> str:
         """Return a digest of everything that affects the statistics."""
@@ -372,7 +374,7 @@ def _length(model: Any, options: CalibrateOptions, *, encoder: bool) -> int:
 
 
 def _planned(subject: _Subject, options: CalibrateOptions) -> tuple[LayerwiseModel, MemoryPlan]:
-    """Return the model as the calibration uses it, and the plan of its memory."""
+    """Return the model for the calibration, and the plan of its memory."""
     model = LayerwiseModel(subject.skeleton, Settings(options.fisher, options.largest, options.seed))
     count = options.samples if subject.tokens is None else len(subject.tokens)
     memory_plan = plan_memory(model, options, (count, subject.length), sampling=subject.tokens is None)
@@ -381,7 +383,7 @@ def _planned(subject: _Subject, options: CalibrateOptions) -> tuple[LayerwiseMod
 
 
 def _measured(subject: _Subject, model: LayerwiseModel, memory_plan: MemoryPlan, *, by_layers: bool) -> CalibratePlan:
-    """Return the estimates for a calibration, with a time that is measured on a few windows."""
+    """Return the estimates for a calibration, with a time measured on a few windows."""
     prefix = [token.id for token in subject.beginnings.text]
     seconds = calibration_seconds(model, memory_plan, subject.tokens, prefix)
     return replace(estimate(model, memory_plan, seconds, by_layers=by_layers), source=subject.source)
@@ -427,7 +429,7 @@ def _collect(
 
 
 def _keep(model: LayerwiseModel, memory_plan: MemoryPlan) -> None:
-    """Keep the model in the memory of the device if it fits; else keep its layers in the host's memory if they fit."""
+    """Keep the model in the device's memory if it fits, else its layers in the host's memory if they fit."""
     skeleton = model.skeleton
     if skeleton.device.type == "cpu":
         if memory_plan.in_memory:
@@ -454,7 +456,7 @@ def _draw(
     progress: Progress,
     cache: Callable[[int], Any],
 ) -> Any:
-    """Return sequences sampled from the model, with fewer at once if the device has too little memory."""
+    """Return sequences sampled from the model, i64 [windows, length]; sample fewer together if memory runs out."""
     together = BATCH
     state = torch.random.get_rng_state()
     while True:

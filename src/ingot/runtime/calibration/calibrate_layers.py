@@ -1,4 +1,4 @@
-"""A model that loads its layers one at a time, and the moments that a calibration sums for each layer."""
+"""A model that loads its layers one at a time, and the specs of the moments to sum for each layer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Group = dict[str, MomentSpec]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of statistics.
+    """Settings of the statistics.
 
-    ``fisher`` requests gradients, ``largest`` limits the size of a full moment, ``seed`` draws labels, and ``special``
-    are the special tokens.
+    ``fisher`` requests gradients. Matrices with more than ``largest`` columns or rows get only a diagonal. ``seed``
+    draws labels, ``special`` are the ids of special tokens.
     """
 
     fisher: bool
@@ -37,7 +37,7 @@ class LayerwiseModel:
 
     Parameters
     ----------
-    skeleton : Skeleton
+    skeleton : MetaModel
     settings : Settings
 
     Attributes
@@ -84,7 +84,7 @@ class LayerwiseModel:
         return isinstance(site.module, self.torch.nn.Linear) and site.attribute == "weight"
 
     def keep(self) -> None:
-        """Keep the complete model in the device's memory from now on."""
+        """Load the complete model into the device's memory, and keep it there."""
         self.skeleton.keeps_layers = True
         ends = [site for site in (self.embedding, self.head) if site is not None]
         for site in ends:
@@ -92,7 +92,7 @@ class LayerwiseModel:
         self.skeleton.fill(ends)
 
     def calls(self, shape: tuple[int, int]) -> Sequence[Call]:
-        """Return the arguments of each layer for windows of ``shape`` (windows, length)."""
+        """Return the arguments with which each layer is called for windows of ``shape`` (windows, length)."""
         if shape not in self._calls:
             with self.torch.enable_grad():
                 zeros = self.torch.zeros(*shape, self.width, device=self.device).requires_grad_()
@@ -101,14 +101,14 @@ class LayerwiseModel:
 
     @contextmanager
     def streaming(self) -> Iterator[Any]:
-        """Yield the model with layers that load themselves when a pass reaches them."""
+        """Yield the model; each layer loads its weights when a pass reaches it."""
         with ExitStack() as hooks:
             for layer in self.layers:
                 hooks.enter_context(_streamed(self.skeleton, layer))
             yield self.skeleton.model
 
     def moment_specs(self, layer: Layer) -> list[MomentSpec]:
-        """Return for each matrix of a loaded layer which moments are summed."""
+        """Return the moments to sum for each matrix of a loaded layer."""
         matrices = self.skeleton.matrices(layer).values()
         return [self._spec(matrix, self._cols(matrix)) for group in matrices for matrix in group]
 
@@ -125,7 +125,7 @@ class LayerwiseModel:
         return dense, routed
 
     def sizes(self, layer: Layer) -> list[int]:
-        """Return the number of bytes that the moments of each matrix of a layer take."""
+        """Return for each matrix of a layer the number of bytes of its moments."""
         return [
             self._spec(MatrixRows("", None, 0, rows), cols).nbytes
             for shapes in self.shapes(layer)
@@ -133,7 +133,7 @@ class LayerwiseModel:
         ]
 
     def head_spec(self) -> MomentSpec | None:
-        """Return which moments are summed for the head; None if the model has none.
+        """Return the moments to sum for the head; None if the model has no head.
 
         Moments of a tied head have the name of the embedding. G is not summed, because it would be as large as the
         vocabulary squared.
@@ -144,7 +144,7 @@ class LayerwiseModel:
         return MomentSpec(self.head.tensor.name, rows, cols, self._is_summed_in_full(cols), False)
 
     def embedding_spec(self) -> MomentSpec | None:
-        """Return the moment that is summed for the embedding; None if the tensor is no table of rows of this width."""
+        """Return the moment to sum for the embedding; None if the tensor is no table with rows of ``width`` columns."""
         if self.embedding is None:
             return None
         shape = self.embedding.tensor.shape
@@ -153,7 +153,7 @@ class LayerwiseModel:
         return MomentSpec(self.embedding.tensor.name, shape[0], shape[1], True, False)
 
     def embedding_scale(self, tokens: Any) -> float:
-        """Return the factor by which the embedding multiplies its rows: above 1 in Gemma."""
+        """Return the factor by which the model multiplies rows of the embedding; above 1 in Gemma."""
         assert self.embedding is not None
         values = self.stack.embedded(tokens.to(self.device)).detach().flatten(0, -2).cpu()
         rows = read_rows(self.torch, self.embedding.tensor, tokens.flatten())
@@ -162,9 +162,9 @@ class LayerwiseModel:
 
     @contextmanager
     def listening_to(self, sites: Sequence[Placeholder], *, fisher: bool) -> Iterator[dict[str, Sums]]:
-        """Sum moments of the linear layers ``sites``, which are outside the decoder layers, until the context ends.
+        """Sum moments of ``sites``, linear layers outside the decoder layers, while this context is active.
 
-        The context's value is the sums by name.
+        Yields the sums by name.
         """
         specs = [self._spec(_all_rows(site), site.tensor.matrix_shape[1]) for site in sites]
         sums = {spec.name: Sums(self.torch, spec, fisher=fisher, device=self.device) for spec in specs}
@@ -190,7 +190,7 @@ def _all_rows(site: Placeholder) -> MatrixRows:
 
 @contextmanager
 def _streamed(skeleton: MetaModel, layer: Layer) -> Iterator[None]:
-    """In this context, load the weights of a layer when its forward begins, and drop them when it ends."""
+    """Load a layer's weights when its forward pass begins, and drop them when it ends, while this context is active."""
     original = layer.module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -207,9 +207,9 @@ def _streamed(skeleton: MetaModel, layer: Layer) -> Iterator[None]:
 def by_address(
     matrices: Mapping[int, Sequence[MatrixRows]], modules: Sequence[Any]
 ) -> dict[int, tuple[Any, Sequence[MatrixRows]]]:
-    """Return the parameters of ``modules`` that contain matrices, by the address of the parameter's memory.
+    """Return the parameters of ``modules`` that contain matrices, each with its matrices.
 
-    Each parameter comes with its matrices.
+    Keys are addresses of the parameters' memory.
     """
     addresses = {}
     for module in modules:

@@ -36,7 +36,7 @@ from ingot.runtime.calibration.skeleton import Layer
 from ingot.runtime.layers.bf16_products import bf16_product
 
 LOGITS = 1 << 24
-"""Elements of the logits that are computed together. The value affects which labels are drawn."""
+"""Elements of logits that are computed at once. The value affects which labels are drawn."""
 _MAX_DIVISOR = 64
 _TIED_HEAD = "tied-head.statistics"
 
@@ -47,17 +47,17 @@ class Passes:
 
     Parameters
     ----------
-    model : Layered
+    model : LayerwiseModel
     work : Work
     tokens : i64 [windows, length]
     batch : int
         Windows that pass through a layer together.
     moment_bytes : callable
-        Returns the bytes that the moments of a layer may take.
+        Returns the number of bytes available for the moments of a layer.
     progress : Progress
         Counts tokens times layers.
     process : callable, optional
-        Called with the statistics of each step, which are then deleted, except for vectors.
+        Called with the statistics of each step. Afterwards only vectors are kept.
     """
 
     model: LayerwiseModel
@@ -69,19 +69,19 @@ class Passes:
     process: ProcessLayer | None = None
     passes: int = field(default=0)
     same: dict[str, str] = field(default_factory=dict)
-    """For matrices with shared inputs: the name of the matrix under which A is stored."""
+    """For matrices with shared inputs: the name of the matrix that stores A for all of them."""
     _share: bool = field(default=True)
-    _divisor: int = field(default=1)  # of the bytes for moments, on a device with too little memory
-    _leaders: dict[str, str] = field(default_factory=dict)  # ``same`` of the present step
+    _divisor: int = field(default=1)  # divides the bytes for moments, if a device has too little memory
+    _leaders: dict[str, str] = field(default_factory=dict)  # entries of ``same`` of the current step
 
     @property
     def fisher(self) -> bool:
         return self.model.settings.fisher
 
     def run(self) -> dict[str, Any]:
-        """Run all passes that are not complete; return the arrays by ``NAME:FIELD``, mapped from files.
+        """Run all unfinished passes; return the arrays by ``NAME:FIELD``, mapped from files.
 
-        With ``process`` the arrays are vectors alone.
+        With ``process``, only vectors are returned.
         """
         count = len(self.model.layers)
         self._step("enter", 1, self._enter)
@@ -106,7 +106,7 @@ class Passes:
         return arrays
 
     def results(self) -> list[LayerResult]:
-        """Return what ``process`` returned for each step, and functions that read the arrays that it stored."""
+        """Return for each step the result of ``process``, and functions that read the arrays it stored."""
         results = []
         for step in self._steps():
             record = self.work.finished(_processing(step))
@@ -120,7 +120,7 @@ class Passes:
         return lambda: self.work.read(file, offset, tuple(shape), np.dtype(dtype))
 
     def _process_statistics(self, step: str) -> None:
-        """Pass the statistics of a step to ``process``; then delete them, and keep the vectors and the result."""
+        """Pass the statistics of a step to ``process``; then delete them, except for vectors, and store the result."""
         record = self.work.finished(step)
         if self.process is None or record is None or not record.get("index"):
             return
@@ -159,7 +159,7 @@ class Passes:
         self.progress.advance(weight * self.tokens.numel(), name)
 
     def run_step(self, compute: Callable[[], None]) -> None:
-        """Run a step; again with other settings if inputs diverged or the device has too little memory."""
+        """Run a step; repeat it with other settings if shared inputs diverged or the device has too little memory."""
         while True:
             try:
                 return compute()
@@ -174,7 +174,7 @@ class Passes:
             release_cached(self.model.torch, self.model.device)
 
     def _take_less(self) -> bool:
-        """Halve the windows that pass together, else the bytes for moments; return False if neither can be halved."""
+        """Halve the windows per batch, else the bytes for moments; return False if neither can be halved."""
         if self.batch > 1:
             self.batch //= 2
             return True
@@ -182,7 +182,7 @@ class Passes:
         return self._divisor <= _MAX_DIVISOR
 
     def _groups(self, layer: Layer) -> list[Group]:
-        """Return the matrices of a layer in groups whose moments are summed together."""
+        """Return groups of a layer's matrices; the moments of a group are summed in one pass."""
         specs = self.model.moment_specs(layer)
         max_bytes = self.moment_bytes(layer)
         if self._divisor > 1:
@@ -241,10 +241,9 @@ class Passes:
         self._finish(f"forward {index}", written, [out], drop)
 
     def _leave(self) -> None:
-        """Run the modules after the layers and sum the moments of their matrices; with gradients, begin the backward
-        pass.
+        """Run the modules after the layers and sum the moments of their matrices.
 
-        The labels for gradients are drawn here.
+        With gradients, draw the labels and begin the backward pass.
         """
         torch = self.model.torch
         model = self.model
@@ -277,7 +276,7 @@ class Passes:
         self._finish("leave", written, files, [inputs_file(count)], **tied)
 
     def _ends(self, hidden: Any) -> Any:
-        """Return the gradients of some windows at the output of the last layer, ``hidden``."""
+        """Return the gradients with respect to ``hidden``, the output of the last layer for some windows."""
         torch = self.model.torch
         model = self.model
         if model.head is None:
@@ -286,7 +285,7 @@ class Passes:
         step = max(1, LOGITS // max(1, model.head.tensor.shape[0] if self.fisher else model.width))
         gradients = []
         for first in range(0, len(flat), step):
-            # A sequence per token: modules after the layers do not mix tokens, and positions cannot exceed the maximum.
+            # One sequence per token: modules after the layers mix no tokens, and positions cannot exceed the maximum.
             batch = flat[first : first + step, None].requires_grad_(self.fisher)
             logits = model.stack.leave(batch, model.width, headless=not self.fisher).logits.flatten(0, 1)
             require_finite(torch, logits.detach())
@@ -319,7 +318,7 @@ class Passes:
         self._finish(f"backward {index}", written, [out], [inputs_file(index), gradients_file(index + 1)])
 
     def _begin(self) -> None:
-        """Backpropagate through modules before the layers, and sum the moment of the embedding."""
+        """Backpropagate through the modules before the layers, and sum the moment of the embedding."""
         model = self.model
         written = self._statistics("begin")
         spec = model.embedding_spec()
@@ -341,15 +340,16 @@ class Passes:
 
     @property
     def _sums_tied_embedding(self) -> bool:
-        """Whether statistics of the head wait for those of the embedding, which is the same tensor."""
+        """Whether the head's statistics must wait for those of the embedding, because both are one tensor."""
         head = self.model.head_spec()
         embedding = self.model.embedding_spec() if self.fisher else None
         return head is not None and embedding is not None and head.name == embedding.name
 
     def _embedding_arrays(self, spec: MomentSpec, moment: Moment) -> dict[str, Any]:
-        """Return the statistics of the embedding by field.
+        """Return the statistics of the embedding, by field.
 
-        If the head is tied, they are those of the head; the gradients, divided by the head's weight, are added to A.
+        If the head is tied, they are the head's, with A plus the second moment of gradients divided by the head's
+        weight.
         """
         scale = self.model.embedding_scale(self.tokens[:1])
         total = moment.mean(self.tokens.numel() / scale**2)
@@ -366,7 +366,7 @@ class Passes:
         return {name: Sums(model.torch, item, fisher=self.fisher, device=model.device) for name, item in group.items()}
 
     def _listening(self, matrices: Mapping[int, Any], sums: Mapping[str, Sums]) -> AbstractContextManager[None]:
-        """Return a context in which the moments of a layer's matrices are added to ``sums``."""
+        """Return a context that adds the moments of a layer's matrices to ``sums``."""
         if not sums:
             return nullcontext()
         on_cpu = self.model.device.type == "cpu"
@@ -396,7 +396,7 @@ def _hook(sums: Sums, rows: int, *, fisher: bool) -> Any:
 
 
 def _encoder_gradients(torch: Any, model: LayerwiseModel, hidden: Any, *, fisher: bool) -> Any:
-    """Return the gradients of ``v . e`` for random normal v, where e is the normalized mean of a window's outputs.
+    """Return the gradients of ``v . e`` for random normal v; e is the normalized mean of a window's outputs.
 
     If e is the mean of a normal distribution with variance 1, these are gradients of the log-likelihood of a vector
     drawn from this distribution. The second moment of v is the identity, so G measures the squared distance of
@@ -424,7 +424,7 @@ def inputs_file(index: int) -> str:
 
 
 def gradients_file(index: int) -> str:
-    """Return the name of the file with the gradients with respect to the inputs of a layer."""
+    """Return the name of the file with the gradients at the inputs of a layer."""
     return f"layer-{index:04}.gradients"
 
 

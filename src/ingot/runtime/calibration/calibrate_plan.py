@@ -15,23 +15,22 @@ from ingot.runtime.calibration.skeleton import Layer, MetaModel
 from ingot.runtime.calibration.skeleton_ends import ROWS
 
 RESERVE = 128 << 20
-"""Bytes for memory that is not computed item by item."""
+"""Bytes reserved for memory that the plan does not itemize."""
 _BATCH = 8  # windows that pass through a layer together
 # Copies of each product's operands in memory: activations, gradients, and weighted or transposed intermediates.
 _TIMES = 3
-_LOGITS_TIMES = 6  # logits, their softmax and its logarithm, random numbers, gradients
+_LOGITS_TIMES = 6  # copies of logits: the logits, their softmax and its logarithm, random numbers, gradients
 _TOP = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The use of memory in a calibration.
+    """The memory plan of a calibration; all sizes are in bytes.
 
     If ``in_memory`` is set, the model stays in memory. If ``spilled`` is set, keys and values of samples are in files.
-    ``batch`` windows pass through a layer together, each with ``window`` bytes of activations. ``weights``, ``sums``
-    and ``ends`` are the numbers of bytes that take, in this order: the weights in memory; all moments; and the
-    embedding, the head and the logits.
+    ``batch`` windows pass through a layer together, with ``window`` bytes of activations each. ``weights`` is the size
+    of the weights in memory, ``sums`` that of all moments, ``ends`` that of embedding, head and logits.
     """
 
     windows: int
@@ -52,13 +51,13 @@ class MemoryPlan:
 
     @property
     def work(self) -> int:
-        """The total of the progress: tokens times the weight that ``plan_memory`` derives from the number of layers."""
+        """The total of the progress bar: tokens times a weight that depends on the number of layers."""
         return self.tokens * self._weight
 
     _weight: int = 1
 
     def moment_bytes(self, layer: Layer) -> int:
-        """Return the number of bytes that the moments of a layer may take."""
+        """Return the number of bytes available for the moments of a layer."""
         return self.free - self.weights - self.batch * self.window
 
 
@@ -69,17 +68,17 @@ def _free(options: CalibrateOptions) -> int:
 
 
 def fits_in_memory(skeleton: MetaModel, options: CalibrateOptions) -> bool:
-    """Return whether all weights fit in memory in f32, so that samples take little time besides computing."""
+    """Return whether all weights fit in memory in f32; sampling is slow otherwise."""
     return sum(4 * tensor.size for tensor in skeleton.checkpoint.values()) <= _free(options)
 
 
 def plan_memory(
     model: LayerwiseModel, options: CalibrateOptions, shape: tuple[int, int], *, sampling: bool
 ) -> MemoryPlan:
-    """Return the plan for a calibration in the available memory. Raises ``calibrate.ram`` if memory is too small."""
+    """Return the memory plan for the available memory; raise ``calibrate.ram`` if it is too small."""
     skeleton, (windows, length) = model.skeleton, shape
     free = _free(options)
-    # While weights are merged, memory holds them twice.
+    # memory holds weights twice while they are merged
     largest = max(skeleton.nbytes(layer) * (2 if layer.merged else 1) for layer in model.layers)
     ends = {id(site.tensor): 4 * site.tensor.size for site in (model.embedding, model.head) if site is not None}
     all_weights = sum(map(skeleton.nbytes, model.layers)) + sum(ends.values())
@@ -123,7 +122,7 @@ def estimate(
 ) -> CalibratePlan:
     """Return estimates for a calibration that takes ``seconds``.
 
-    ``by_layers``: the statistics of a layer are deleted before those of the next are summed.
+    If ``by_layers`` is set, a layer's statistics are deleted before those of the next layer are summed.
     """
     fisher = model.settings.fisher
     reads = (memory_plan.length - 1 if memory_plan.sampling else 0) + 1 + int(fisher)
@@ -147,7 +146,7 @@ def estimate(
 def active_size(model: LayerwiseModel, layer: Layer, *, products: bool = False) -> int:
     """Return the sum of rows + columns over the matrices of a layer that one token uses.
 
-    With ``products`` it is the sum of rows * columns.
+    With ``products``, return the sum of rows * columns.
     """
     dense, routed = model.shapes(layer)
     share = _share(model.skeleton.model.config)
@@ -156,7 +155,7 @@ def active_size(model: LayerwiseModel, layer: Layer, *, products: bool = False) 
 
 
 def _share(config: Any) -> float:
-    """Return the share of a layer's experts that one token uses, according to ``config``."""
+    """Return the fraction of a layer's experts that one token uses, according to ``config``."""
     text = config.get_text_config()
     top, count = (
         next((getattr(text, key) for key in keys if getattr(text, key, None)), 0) for keys in (_TOP, _EXPERTS)

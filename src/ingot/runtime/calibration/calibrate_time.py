@@ -1,8 +1,7 @@
-"""The time of a calibration: each step runs on a few windows and one layer, and is scaled to all windows and layers.
+"""Estimate the time of a calibration: run each step on a few windows and one layer, and scale the result.
 
-The steps are those of the calibration itself, in the memory that it plans to use. A step takes a fixed time, such as
-for loading a layer and writing its statistics, and a time per batch of windows: runs of one and of two batches show
-both.
+The steps and their memory are those of the calibration. A step takes a fixed time, such as for loading a layer, and a
+time per batch of windows. Both follow from runs of one and of two batches.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ if TYPE_CHECKING:
     from ingot.model.tensor import Array
 
 _ENOUGH = 0.5
-"""Seconds from which a measurement is not repeated."""
+"""A measurement of at least this number of seconds is not repeated."""
 _REPEATS = 5
 _TYPES = 3  # types of layers that are measured; further types are scaled by their products
 _GRADIENT = 1e-3
 _SEED = 0
 
 clock = time.perf_counter
-"""The clock of all measurements."""
+"""The clock of all measurements, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The seconds of a step: a fixed part, and a part for each batch of windows."""
+    """The seconds of a step: a fixed time, and a time per batch of windows."""
 
     fixed: float
     batch: float
@@ -55,12 +54,12 @@ class Cost:
 
 
 def calibration_seconds(model: LayerwiseModel, plan: MemoryPlan, tokens: Any, prefix: Sequence[int]) -> float:
-    """Return the seconds that a calibration takes, by measurements with the model's layers.
+    """Return the seconds that a calibration takes, estimated from measurements with the model's layers.
 
     Parameters
     ----------
     model : LayerwiseModel
-        If the plan keeps the model in memory, ``model.keep`` was called.
+        ``model.keep`` must have been called if the plan keeps the model in memory.
     plan : MemoryPlan
     tokens : i64 [windows, length] or None
         None if the model samples its text itself.
@@ -78,7 +77,7 @@ def calibration_seconds(model: LayerwiseModel, plan: MemoryPlan, tokens: Any, pr
 
 
 def _loading_seconds(model: LayerwiseModel) -> float:
-    """Return the seconds that loading all layers takes: that of the first one, scaled by bytes."""
+    """Return the seconds to load all layers: the time of the first one, scaled by bytes."""
     skeleton = model.skeleton
     first = model.layers[0]
     started = clock()
@@ -88,7 +87,7 @@ def _loading_seconds(model: LayerwiseModel) -> float:
 
 
 def _sampling_seconds(model: LayerwiseModel, plan: MemoryPlan, prefix: Sequence[int], folder: str) -> float:
-    """Return the seconds of sampling: those of a token with half of a full cache, for each token."""
+    """Return the seconds of sampling: the time of one token with a half-full cache, times the number of tokens."""
     torch = model.torch
     count = min(BATCH, plan.windows)
     with torch.no_grad(), model.streaming() as streamed:
@@ -110,7 +109,7 @@ def _sampling_seconds(model: LayerwiseModel, plan: MemoryPlan, prefix: Sequence[
 
 
 def _fill(cache: Any, length: int) -> None:
-    """Lengthen a cache of one token to ``length`` tokens, if all of its layers hold all tokens; else leave it."""
+    """Extend a cache of one token to ``length`` tokens; leave it unchanged if a layer does not cache all tokens."""
     layers = getattr(cache, "layers", [])
     if any(type(layer).__name__ != "DynamicLayer" or not layer.is_initialized for layer in layers):
         return
@@ -122,9 +121,9 @@ def _fill(cache: Any, length: int) -> None:
 
 
 def _typical(run: Callable[[], float], *, warm: bool) -> float:
-    """Return the median of the seconds that ``run`` returns, of several calls; of a single call if it is long.
+    """Return the median of the seconds that several calls of ``run`` return; a long call is not repeated.
 
-    ``warm`` calls it once before the calls that count, because a first call also allocates memory.
+    If ``warm`` is set, an uncounted first call allocates memory.
     """
     if warm:
         run()
@@ -135,7 +134,7 @@ def _typical(run: Callable[[], float], *, warm: bool) -> float:
 
 
 class _ShortWriter(Writer):
-    """A writer whose file holds only the latest array, so that statistics take little disk."""
+    """A writer whose file contains only the latest array, so that statistics need little disk."""
 
     def add(self, array: Array, key: str = "") -> None:
         self._size = 0
@@ -143,14 +142,14 @@ class _ShortWriter(Writer):
 
 
 class _ShortWork(Work):
-    """Files of a measurement; those with statistics hold only the latest array."""
+    """Files of a measurement; files with statistics contain only the latest array."""
 
     def writer(self, name: str) -> Writer:
         return (_ShortWriter if name.endswith(".statistics") else Writer)(self._target, name)
 
 
 class _Steps(Passes):
-    """The steps of a calibration on one or two batches of windows, which are measured one by one."""
+    """The steps of a calibration on one or two batches of windows, timed one by one."""
 
     def __init__(self, model: LayerwiseModel, plan: MemoryPlan, tokens: Any, folder: str) -> None:
         self._files = _ShortWork(folder)
@@ -159,13 +158,13 @@ class _Steps(Passes):
         self._all = tokens[: 2 * batch]
         self._enter()
         embedded = self._read(inputs_file(0), 0, batch).numpy()
-        # Embeddings would make the logits of a tied head so steep that products with subnormal numbers take the time.
+        # the embeddings' values would lead to products with slow subnormal numbers in a tied head
         normal = np.random.default_rng(_SEED).standard_normal(embedded.shape, np.float32)
         self._inputs: Array = normal * embedded.std()
 
     @property
     def _sums_tied_embedding(self) -> bool:
-        """False: statistics of a tied head do not wait in a file, which only one run of a step could read."""
+        """False: the head's statistics do not wait in a file, because only one run of a step could read it."""
         return False
 
     def seconds(self, batches: float) -> float:
@@ -179,7 +178,7 @@ class _Steps(Passes):
         return total
 
     def _layers(self, seconds: Callable[[int], float]) -> float:
-        """Return the seconds of all layers: a layer of each frequent type is measured."""
+        """Return the seconds of all layers, from a measurement of one layer of each frequent type."""
         types = [repr(self.model.shapes(layer)) for layer in self.model.layers]
         counts = Counter(types)
         measured = {name: types.index(name) for name, _ in counts.most_common(_TYPES)}
@@ -199,7 +198,7 @@ class _Steps(Passes):
         return seconds
 
     def _cost(self, compute: Callable[[], None], files: Mapping[str, bool]) -> Cost:
-        """Return the cost of a step that reads ``files``; true for files with gradients."""
+        """Return the cost of a step that reads ``files``; the value True marks files with gradients."""
         windows = len(self._all)
         run = partial(self._run, compute, files)
         first = run(self.batch)
@@ -213,7 +212,7 @@ class _Steps(Passes):
         return Cost(first - batch, batch) if 0 < batch <= first else Cost(0.0, both / share)
 
     def _run(self, compute: Callable[[], None], files: Mapping[str, bool], windows: int) -> float:
-        """Return the seconds of a step on a number of windows."""
+        """Return the seconds that a step takes for a number of windows."""
         self.tokens = self._all[:windows]
         hidden = np.concatenate([self._inputs] * -(-windows // len(self._inputs)))[:windows]
         for name, gradients in files.items():

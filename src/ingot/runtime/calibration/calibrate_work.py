@@ -1,7 +1,7 @@
 """Files of a calibration in progress: activations between layers, and statistics of finished layers.
 
-A journal records for each step the files that it created, with digests, and the files that no later step needs. A later
-run resumes after the last step if all expected files have these digests; otherwise it starts again.
+A journal records for each step the files that it created, with digests, and the files that later steps do not need. If
+all expected files have these digests, a later run resumes after the last step; otherwise it starts again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Work:
     Parameters
     ----------
     files : str
-        An existing folder for these files alone.
+        An existing folder that contains no other files.
     journal : Journal, optional
-        The record for a later run.
+        The record that a later run resumes from.
     resume : bool
-        Whether to resume an earlier run; ``resumed`` is then the number of its finished steps.
+        Whether to resume an earlier run; the attribute ``resumed`` is the number of its finished steps.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class Work:
         return self._done.get(step)
 
     def finish(self, step: str, writers: Iterable[Writer] = (), drop: Iterable[str] = (), **values: Any) -> None:
-        """Record a step with the files that it created, and delete the files that no later step needs."""
+        """Record a step as finished with the files that it created; delete the files that later steps do not need."""
         blobs = [writer.end() for writer in writers]
         record = {"step": step, "blobs": blobs, "drop": [*drop], **values}
         if self._journal is not None:
@@ -71,7 +71,7 @@ class Work:
         return Writer(self._target, name)
 
     def scratch(self) -> BinaryIO:
-        """Return an unnamed temporary file in the same folder."""
+        """Return an unnamed temporary file in the folder."""
         sink = self._target.create("scratch")
         try:
             return sink.scratch()
@@ -79,7 +79,7 @@ class Work:
             sink.close()
 
     def read(self, name: str, offset: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
-        """Return values of a file as a new array."""
+        """Read values of a file into a new array of ``shape``."""
         out = np.empty(shape, dtype)
         source = LocalStore(self._files, "pread").open(name)
         try:
@@ -89,7 +89,7 @@ class Work:
         return out
 
     def arrays(self, name: str, index: Iterable[tuple[str, str, list[int], int]]) -> dict[str, Array]:
-        """Return the arrays in a file, mapped without allocating memory; ``index`` is the index of ``Writer.add``."""
+        """Return the arrays of a file, mapped without allocating memory; ``index`` is ``Writer.index``."""
         source = LocalStore(self._files, "mmap").open(name)
         arrays = {}
         for key, dtype, shape, offset in index:
@@ -116,7 +116,7 @@ class Work:
 
 
 class Writer:
-    """A file that is written sequentially."""
+    """A writer that appends arrays to a file."""
 
     def __init__(self, target: LocalTarget, name: str) -> None:
         self._name = name
@@ -136,6 +136,6 @@ class Writer:
         self._size += data.nbytes
 
     def end(self) -> tuple[str, int, int, str]:
-        """Close the file; return its name, offset, size and digest."""
+        """Close the file; return its name, offset 0, size and digest."""
         self._sink.close()
         return self._name, 0, self._size, self._digest.text()

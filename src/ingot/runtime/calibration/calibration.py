@@ -34,13 +34,13 @@ class CalibratePlan:
     ----------
     seconds : float
     memory, disk : int
-        Bytes of memory and disk that are in use at most during the run.
+        Largest number of bytes of memory and disk in use at a time.
     size : int
-        Bytes of the statistics that exist together: of all layers, or of one if they are used layer by layer.
+        Bytes of statistics in existence at a time: of all layers, or of one if they are used layer by layer.
     reads : int
         How many times the model's layers are read.
     source : str
-        The input of the model: a text, or samples of its own.
+        The text that the model reads, or its samples.
     """
 
     seconds: float
@@ -63,7 +63,7 @@ class CalibratePlan:
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """Options of a calibration: the model, the text or samples, and the statistics."""
+    """Options of a calibration: model, text or samples, and the statistics to collect."""
 
     model: AnyPath = field(metadata=source("Folder or file, with config.json in its folder.", metavar="MODEL"))
     out: AnyPath = field(
@@ -72,7 +72,7 @@ class CalibrateOptions:
     text: AnyPath | None = field(
         default=None,
         metadata=about(
-            "UTF-8 text to read; default: a text in the package. Without it a causal model reads samples of its own."
+            "UTF-8 text to read; `default` is a text in the package. If unset, a causal model reads its samples."
         ),
     )
     _: KW_ONLY
@@ -84,7 +84,7 @@ class CalibrateOptions:
     fisher: bool = field(
         default=True,
         metadata=about(
-            "Take gradients too, for the weight of each output's errors; about three times the time.",
+            "Also collect gradients, which weight the errors of outputs; takes about three times as long.",
             "--fisher/--no-fisher",
         ),
     )
@@ -116,7 +116,7 @@ class CalibrateOptions:
 
 @dataclass(frozen=True, slots=True)
 class CalibrateReport(Reportable):
-    """The result of a calibration, with its time and size."""
+    """The report of a calibration, with its time and size."""
 
     out: str
     matrices: int

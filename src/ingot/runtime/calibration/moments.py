@@ -1,7 +1,7 @@
-"""Second moments of the inputs of matrices and of the gradients at their outputs, summed over passes.
+"""Second moments of matrices' inputs and of the gradients at their outputs, summed over passes.
 
-Products are intercepted in ``torch.nn.functional.linear``. The address of the weight's memory identifies the matrix,
-also for experts in one stack.
+Calls of ``torch.nn.functional.linear`` are intercepted. The address of the weight's memory identifies the matrix, also
+for experts in one stack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKENS = 512  # tokens that are processed together, to limit memory
 
 @dataclass(frozen=True, slots=True)
 class MomentSpec:
-    """The size of a matrix, and which of its second moments are summed: A if ``inputs``, G if ``outputs`` is set."""
+    """The size of a matrix, and the moments to sum: A (inputs) if ``inputs``, G (output gradients) if ``outputs``."""
 
     name: str
     rows: int
@@ -43,29 +43,29 @@ class MomentSpec:
 
 
 class Moment(Protocol):
-    """A sum of ``x^T x``: f32 [size, size]."""
+    """A sum of ``x^T x`` over tokens, f32 [size, size]."""
 
     def add(self, values: Any) -> None:
-        """Add the moment of a tensor of values f32 [tokens, size]."""
+        """Add ``x^T x`` for values x, f32 [tokens, size]."""
         ...
 
     @property
     def diagonal(self) -> Array:
-        """The diagonal of the summed moment: f64 [size]."""
+        """The diagonal of the sum, f64 [size]."""
         ...
 
     def mean(self, count: float) -> Array:
-        """Return the full matrix divided by ``count``. Nothing may be added afterwards."""
+        """Return the matrix divided by ``count``, f32 [size, size]; the sum may not be used afterwards."""
         ...
 
 
 def start_moment(torch: Any, size: int, device: Any) -> Moment:
-    """Return a moment that is summed on a device."""
+    """Return an empty moment that is summed on a device."""
     return HostMoment(size) if device.type == "cpu" else DeviceMoment(torch, size, device)
 
 
 class DeviceMoment:
-    """A moment that stays on a device until its mean is computed."""
+    """A moment on a device; its mean is computed there."""
 
     def __init__(self, torch: Any, size: int, device: Any) -> None:
         self._sum = torch.zeros(size, size, device=device)
@@ -86,7 +86,7 @@ class DeviceMoment:
 
 
 class HostMoment:
-    """A moment in the host's memory. It is symmetric; only the lower half is computed."""
+    """A moment in the host's memory; only the lower half of the symmetric matrix is computed."""
 
     def __init__(self, size: int) -> None:
         self._sum = np.zeros((size, size), np.float32)
@@ -116,13 +116,13 @@ class HostMoment:
 
 
 class InputsDivergedError(Exception):
-    """Matrices that shared sums because they had the same inputs received different inputs; sums must start again."""
+    """Matrices that shared sums received different inputs, so the sums must be computed again."""
 
 
 class Inputs:
-    """Sums over the inputs of a matrix: their moment, squares, values and largest magnitudes, and the number of tokens.
+    """Sums over the inputs of a matrix: moment, squares, values, largest magnitudes and number of tokens.
 
-    Several matrices that multiply the same inputs share one object. All sums are on ``device``.
+    Matrices that multiply the same inputs share one object. All sums are on ``device``.
     """
 
     def __init__(self, torch: Any, cols: int, moment: Moment | None, device: Any) -> None:
@@ -154,20 +154,20 @@ class Inputs:
 
 
 class Sums:
-    """Sums of the second moments of a matrix.
+    """The sums of one matrix's second moments.
 
     Parameters
     ----------
     spec : MomentSpec
     fisher : bool
-        Whether A weighs tokens by their gradients; then it is not shared with other matrices.
+        Whether A weights tokens by their gradients; if so, it is not shared with other matrices.
     device : torch.device
-        The device on which everything is summed; ``arrays`` copies the results to the CPU.
+        The device of all sums; ``arrays`` copies the results to the CPU.
 
     Attributes
     ----------
     leader : Sums or None
-        The matrix that multiplies the same inputs and has their sums.
+        Sums of another matrix with the same inputs; they are used for this one.
     """
 
     def __init__(self, torch: Any, spec: MomentSpec, *, fisher: bool, device: Any) -> None:
@@ -183,7 +183,7 @@ class Sums:
 
     @property
     def weight(self) -> float:
-        """The sum of the weights of tokens: of the mean squares of their gradients."""
+        """The sum of the tokens' weights, which are the mean squares of their gradients."""
         return float(self._weight)
 
     @property
@@ -201,12 +201,12 @@ class Sums:
 
     @property
     def same(self) -> str | None:
-        """The name of the matrix whose A is also that of this matrix, because both have the same inputs; else None."""
+        """The name of another matrix with the same inputs, whose A this matrix uses; else None."""
         summed = self.spec.inputs and not self._fisher
         return self.leader.spec.name if summed and self.leader is not None and self._count else None
 
     def forward(self, inputs: Any, leader: Sums | None) -> None:
-        """Add inputs f32 [tokens, cols]; ``leader`` are the sums of the first matrix with the same inputs.
+        """Add inputs f32 [tokens, cols]; ``leader`` contains the sums of the first matrix with the same inputs.
 
         Raises ``InputsDivergedError`` if an earlier call had another leader.
         """
@@ -241,7 +241,7 @@ class Sums:
         return self._moments[field]
 
     def arrays(self, tokens: int) -> dict[str, Array]:
-        """Return the mean statistics by field; the mean of G is over all ``tokens`` of the calibration.
+        """Return the mean statistics by field; G is averaged over all ``tokens`` of the calibration.
 
         Raises ``IntegrityError`` ``calibrate.value`` if a mean is NaN or infinite.
         """
@@ -274,23 +274,24 @@ def record_products(
     share: bool = True,
     product: Callable[[Any, Any, Any], Any] | None = None,
 ) -> Iterator[None]:
-    """Record the inputs of products with some parameters in this context; if ``fisher`` is set, also the gradients.
+    """Record inputs of products with some parameters in this context; with ``fisher``, also gradients of outputs.
 
     Parameters
     ----------
     matrices : mapping
-        For the address of a parameter's memory: the parameter, and its matrices.
+        For the address of a parameter's memory: the parameter and its matrices.
     sums : mapping of name to Sums
-        The sums of the requested matrices.
+        The sums of the matrices to record.
     share : bool
-        Whether matrices that get the same tensor in succession share sums; they must then always get the same tensor.
+        Whether successive products with the same input tensor share sums; the input must then be the same in every
+        pass.
     product : callable, optional
         A replacement for torch's ``linear(inputs, weight, bias)``.
 
     Raises
     ------
-    ApartError
-        Matrices that had multiplied the same inputs received different inputs.
+    InputsDivergedError
+        Matrices that shared sums received different inputs.
     """
     torch = require("torch", "torch")
     linear, latest = torch.nn.functional.linear, _LatestInputs()
@@ -314,7 +315,7 @@ def record_products(
 
 
 class _LatestInputs:
-    """Detects that consecutive products have the same inputs: the latest inputs, and the first matrix that got them."""
+    """Detects successive products with the same inputs; stores the latest inputs and the first matrix that got them."""
 
     def __init__(self) -> None:
         self._tensor: Callable[[], Any] = lambda: None
@@ -324,7 +325,7 @@ class _LatestInputs:
     def leader(self, inputs: Any, sums: Sums) -> Sums | None:
         """Return the sums of the first matrix that multiplied ``inputs``, if the latest product had the same inputs.
 
-        Otherwise record ``sums`` as those of the first matrix, and return None.
+        Otherwise, store ``inputs`` and ``sums`` as the latest, and return None.
         """
         if self._first is not None and self._tensor() is inputs and self._version == inputs._version:
             return None if self._first is sums else self._first
@@ -335,7 +336,7 @@ class _LatestInputs:
 def _matrices_of(
     matrices: Mapping[int, tuple[Any, Sequence[MatrixRows]]], sums: Mapping[str, Sums], weight: Any
 ) -> Iterator[tuple[MatrixRows, Sums]]:
-    """Yield the matrices, with their sums, that ``weight`` contains, the operand of a product."""
+    """Yield the matrices that the parameter ``weight`` contains, each with its sums."""
     entry = matrices.get(weight.untyped_storage().data_ptr())
     if entry is None:
         return
@@ -352,7 +353,7 @@ def _matrices_of(
 def record_product(
     sums: Sums, inputs: Any, output: Any, rows: slice, *, fisher: bool, leader: Sums | None = None
 ) -> None:
-    """Record the inputs of a product now, and the gradients in the backward pass; for ``leader`` see ``forward``."""
+    """Record the inputs of a product now, and the gradients in the backward pass; ``leader`` as in ``Sums.forward``."""
     flat = inputs.detach().flatten(0, -2)
     sums.forward(flat, leader)
     if fisher and output.requires_grad:

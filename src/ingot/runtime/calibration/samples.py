@@ -11,14 +11,14 @@ from ingot.errors import IntegrityError
 from ingot.runtime.evaluation.generate import vocabulary_size
 
 BATCH = 96
-"""Windows that are sampled together: a pass for one token of each costs little more than for one window."""
+"""Windows that are sampled together, because a pass costs little more for all of them than for one."""
 
 SAMPLES_OF_MODEL = "samples of the model"
 SAMPLES_WITHOUT_TOKENIZER = f"{SAMPLES_OF_MODEL}, beside which no tokenizer lies"
-"""Names of the samples in reports and statistics files. Without a tokenizer the beginning of a text is unknown."""
+"""Names of samples in reports and statistics files; without a tokenizer, the tokens that begin a text are unknown."""
 
 # torch seeds its CPU generator with the lower 32 bits of a number. Calibrations use seeds below 1 << 31. Measurements
-# use the highest bit too, so that no calibration can use the windows that a budget is checked with.
+# set the highest bit, so that no calibration reads the windows with which a budget is checked.
 SEEDS = 1 << 31
 HELD_OUT = SEEDS | 0x4B4C
 
@@ -34,15 +34,15 @@ def draw_samples(
     device: Any = None,
     together: int = BATCH,
 ) -> Any:
-    """Return sequences drawn with torch's random state: i64 of ``shape``. Raises the error of ``require_finite``.
+    """Return sequences drawn with torch's random state, i64 of ``shape``; raise the error of ``require_finite``.
 
     Each sequence begins with ``prefix``, such as the tokens that the tokenizer adds before a text. ``cache`` creates
-    the KV cache for a number of windows; if ``cache`` returns None, the model creates its own KV cache. The model
-    computes on ``device``, by default the CPU, for ``together`` windows at once.
+    the KV cache for a number of windows; if it returns None, the model creates one. The model computes on ``device``,
+    by default the CPU, for ``together`` windows at once.
     """
     count, length = shape
     drawn = []
-    with torch.no_grad():  # not inference mode: a layer that is loaded in a pass may serve other passes too
+    with torch.no_grad():  # not inference mode: other passes may also use a layer that is loaded here
         for first in range(0, count, together):
             batch = min(together, count - first)
             drawn.append(_draw_batch(torch, model, (batch, length), prefix, cache(batch), progress, device))
@@ -58,7 +58,7 @@ def _draw_batch(
     progress: Progress,
     device: Any,
 ) -> Any:
-    """Return sequences sampled at temperature 1, after the prefix or else a uniformly drawn token."""
+    """Return sequences sampled at temperature 1 after the prefix, or after a uniformly drawn token without a prefix."""
     count, length = shape
     last = first_tokens(torch, model, count, prefix)
     tokens = [last]
@@ -71,9 +71,9 @@ def _draw_batch(
 
 
 def draw(torch: Any, probabilities: Any) -> Any:
-    """Return one index per row, drawn with torch's random state of the CPU: i64 [rows, 1] on the device of the rows.
+    """Draw one index per row by the probabilities: i64 [rows, 1], with torch's random state of the CPU.
 
-    On other devices, one number per row is copied to the device, and no probability to the CPU.
+    If the rows are on another device, one random number per row is copied there.
     """
     if probabilities.device.type == "cpu":
         return torch.multinomial(probabilities, 1)
@@ -83,14 +83,14 @@ def draw(torch: Any, probabilities: Any) -> Any:
 
 
 def first_tokens(torch: Any, model: Any, count: int, prefix: Sequence[int]) -> Any:
-    """Return the tokens with which samples begin, i64 [count, tokens]: the prefix, or a uniformly drawn token."""
+    """Return the first tokens of samples, i64 [count, tokens]: the prefix, or a uniformly drawn token."""
     if prefix:
         return torch.tensor([[*prefix]]).expand(count, -1)
     return torch.randint(vocabulary_size(model), (count, 1))
 
 
 def draw_token(torch: Any, model: Any, last: Any, cache: Any, device: Any = None) -> tuple[Any, Any]:
-    """Return the next token of each sequence, i64 [count, 1] on the CPU, and the KV cache with the tokens ``last``.
+    """Return the next token of each sequence, i64 [count, 1] on the CPU, and the KV cache that includes ``last``.
 
     The model computes on ``device``, by default the CPU.
     """
@@ -99,7 +99,7 @@ def draw_token(torch: Any, model: Any, last: Any, cache: Any, device: Any = None
 
 
 def require_finite(torch: Any, logits: Any) -> Any:
-    """Return the logits. Raises ``IntegrityError`` ``calibrate.value`` for NaN or infinity."""
+    """Return the logits; raise ``IntegrityError`` ``calibrate.value`` for NaN or infinity."""
     if not torch.isfinite(logits).all():
         raise IntegrityError(
             "calibrate.value", "expected finite logits, found NaN or infinity: the weights are damaged"
@@ -109,7 +109,7 @@ def require_finite(torch: Any, logits: Any) -> Any:
 
 @contextmanager
 def seeded(torch: Any, seed: int) -> Iterator[None]:
-    """Set torch's seed in this context, and restore the caller's random state after it."""
+    """Set torch's seed in this context; afterwards restore the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

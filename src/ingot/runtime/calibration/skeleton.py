@@ -1,9 +1,9 @@
-"""A model of transformers without weights, whose layers are decoded one at a time for passes in little memory.
+"""A transformers model without weights whose layers are decoded one at a time, for passes in little memory.
 
-transformers builds the model on device meta and shows which parameter each tensor of the checkpoint becomes. A layer
-gets its weights when ``loaded`` begins and drops them at its end. Modules outside the layers have their weights
-throughout, except the embedding and the head, which are read by rows (``skeleton_ends``). Weights that transformers
-merges (experts into one stack) are merged by transformers each time that their layer is loaded.
+transformers builds the model on device meta and shows which parameter each tensor fills. A layer has its weights only
+while ``loaded`` is active. Modules outside the layers keep their weights, except embedding and head, whose rows are
+decoded on demand (``skeleton_ends``). Weights that transformers merges, such as experts in one stack, are merged by
+transformers each time their layer is loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ingot.runtime.loading.transformers_weights import Loading, materialize, mer
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
-    """A matrix of the checkpoint that is a range of rows of a parameter; ``name`` is its name in statistics."""
+    """A matrix of the checkpoint that is a range of rows of a parameter; ``name`` is its name in the statistics."""
 
     name: str
     expert: int | None
@@ -38,9 +38,7 @@ class MatrixRows:
 
 @dataclass(slots=True)
 class Layer:
-    """A layer of the model: its path and module, its placeholders, and the names of tensors that transformers
-    merges.
-    """
+    """A layer of the model: path, module, placeholders, and names of the tensors that transformers merges."""
 
     path: str
     module: Any
@@ -56,7 +54,7 @@ class MetaModel:
     source : ModelSource
         The open checkpoint; it must stay open while this object is used.
     device : torch.device, optional
-        The device of all values that the model gets; the CPU by default.
+        The device of the model's values; the CPU by default.
 
     Attributes
     ----------
@@ -64,9 +62,9 @@ class MetaModel:
     checkpoint : Checkpoint
     device : torch.device
     keeps_layers : bool
-        If true, layers stay in the device's memory once they are loaded.
+        Whether layers stay in the device's memory once they are loaded.
     caches_on_host : bool
-        If true, values of layers stay in the host's memory once they are decoded, and are copied to the device.
+        Whether decoded values of layers stay in the host's memory, to be copied to the device.
 
     Raises
     ------
@@ -103,17 +101,17 @@ class MetaModel:
     def _attempt(self, empty: frozenset[str]) -> Any:
         loading = Loading(self._torch.device("cpu"), set(empty))
         weights = weights_of(self.checkpoint, loading)
-        # The eager implementation of experts, which calls a separate product for each expert.
+        # The eager implementation of experts calls a separate product for each expert.
         options = {"dtype": self._torch.float32, "experts_implementation": "eager"}
         location = self.checkpoint.location
         return build(self._model_cls, self._config, weights, loading, options, strict=True, location=location)
 
     def outside(self, paths: Sequence[str]) -> list[Placeholder]:
-        """Return the placeholders that are in none of the modules at ``paths``."""
+        """Return the placeholders outside all modules at ``paths``."""
         return [site for site in placeholders(self.model) if not any(_inside(site.path, path) for path in paths)]
 
     def layers(self, paths: Sequence[str]) -> list[Layer]:
-        """Return the layers with the tensors that fill them, in the order of ``paths``."""
+        """Return the layers at ``paths``, in this order, each with the tensors that fill it."""
         layers = {path: Layer(path, self.model.get_submodule(path)) for path in paths}
         by_prefix: dict[str, Layer] = {}
         for site in placeholders(self.model):
@@ -136,20 +134,20 @@ class MetaModel:
         return list(layers.values())
 
     def fill(self, sites: Sequence[Placeholder]) -> None:
-        """Decode the tensors of ``sites`` (placeholders) permanently; shared parameters stay shared."""
+        """Decode the tensors of the placeholders ``sites`` for good; shared parameters stay shared."""
         self._require(_nbytes({site.tensor.name: site.tensor for site in sites}))
         parameters: dict[int, Any] = {}
         for site in sites:
             site.module._parameters[site.attribute] = self._parameter(site, parameters)
 
     def nbytes(self, layer: Layer) -> int:
-        """Return the number of bytes of a layer in f32."""
+        """Return the number of bytes of a layer's weights in f32."""
         tensors = {site.tensor.name: site.tensor for site in layer.sites}
         return _nbytes(tensors | {name: self.checkpoint[name] for name in layer.merged})
 
     @contextmanager
     def loaded(self, layer: Layer) -> Iterator[None]:
-        """Give a layer its weights in this context; afterwards they are dropped unless ``keeps_layers``."""
+        """Load a layer's weights in this context; drop them afterwards unless ``keeps_layers`` is set."""
         if layer.path in self._loaded:
             yield
             return
@@ -178,7 +176,7 @@ class MetaModel:
         return parameters[key]
 
     def _values(self, tensor: Tensor) -> Any:
-        """Return the values of a tensor on the device, in f32."""
+        """Return the values of a tensor in f32, on the device."""
         if not self.caches_on_host:
             return materialize(tensor, self._torch.float32, self.device)
         key = id(tensor)
@@ -187,7 +185,7 @@ class MetaModel:
         return self._on_host[key].to(self.device)
 
     def _merge(self, layer: Layer) -> list[tuple[Any, str, Any]]:
-        """Assign merged parameters to a layer, from a build with only their tensors; return the previous parameters."""
+        """Assign merged parameters to a layer from a build with only their tensors; return the replaced parameters."""
         if not layer.merged:
             return []
         names = frozenset(self.checkpoint) - self._decoded_at_build - frozenset(layer.merged)
@@ -204,7 +202,7 @@ class MetaModel:
         return before
 
     def matrices(self, layer: Layer) -> dict[int, list[MatrixRows]]:
-        """Return the matrices of the checkpoint in each parameter of a loaded layer, by the parameter's id."""
+        """Return the checkpoint's matrices in each parameter of a loaded layer, by the parameter's ``id``."""
         matrices: dict[int, list[MatrixRows]] = {}
         for site in layer.sites:
             shape = site.tensor.shape
@@ -224,9 +222,10 @@ class MetaModel:
         return matrices
 
     def _merged_matrices(self, layer: Layer, path: str, parameter: Any) -> list[MatrixRows]:
-        """Return the matrices of the checkpoint that transformers merged into ``parameter``, by transformers' table.
+        """Return the checkpoint's matrices that transformers merged into ``parameter``, according to its conversion
+        table.
 
-        Return no matrices if the parameter's values differ from the matrices' values.
+        Return no matrices if their values differ from the parameter's.
         """
         for sources, targets in _converters(self._config):
             if not any(re.search(target, path) for target in targets):
@@ -247,7 +246,7 @@ class MetaModel:
         return []
 
     def _contains(self, parameter: Any, matrix: MatrixRows) -> bool:
-        """Return whether a parameter contains the values of a matrix at the expected rows."""
+        """Return whether a parameter contains the values of a matrix in the expected rows."""
         values = materialize(self.checkpoint[matrix.name], self._torch.float32, self.device)
         rows = parameter if matrix.expert is None else parameter[matrix.expert]
         rows = rows[matrix.first : matrix.last]
@@ -272,9 +271,9 @@ def _nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _converters(config: Any) -> list[tuple[list[re.Pattern[str]], list[str]]]:
-    """Return transformers' rules for merging tensors of a model, which ``config`` selects.
+    """Return transformers' rules for merging tensors of the model type in ``config``.
 
-    Each rule has the patterns of stored names, with the expert's number as a group, and the patterns of parameters.
+    A rule has the patterns of stored names, with a group for the expert's number, and the patterns of parameters.
     """
     conversion = require("transformers.conversion_mapping", EXTRA)
     model_types = {getattr(part, "model_type", None) for part in (config, getattr(config, "text_config", None))}

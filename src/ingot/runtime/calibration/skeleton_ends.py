@@ -1,7 +1,7 @@
-"""Embedding and head of a model without weights: both are as large as the vocabulary, so rows are decoded on demand.
+"""Embedding and head of a model without weights: their rows are decoded on demand, because both are large.
 
-An embedding decodes the rows of the present tokens. A head multiplies by one block of rows after another, and so does
-its gradient. Memory holds one block of rows in f32, and the logits.
+An embedding decodes the rows of the current tokens. A head, and its gradient, multiply by one block of rows at a time.
+Memory holds one block of rows in f32, and the logits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ingot.runtime.loading.transformers_packed import Placeholder
 from ingot.runtime.loading.transformers_weights import materialize
 
 ROWS = 32 << 20
-"""Bytes of rows in f32 that are decoded at a time."""
+"""Bytes of f32 rows that are decoded at a time."""
 _SINGLE_ROW_RATIO = 64  # below this share of rows, reading single rows is faster than reading all
 
 
 def embed_by_rows(site: Placeholder) -> None:
-    """Make an embedding look up its rows in the tensor of its placeholder."""
+    """Let an embedding read its rows from the tensor of its placeholder."""
     module, tensor, torch = site.module, site.tensor, require("torch", "torch")
     original, padding, empty = module.forward, getattr(module, "padding_idx", None), site.parameter
 
@@ -30,7 +30,7 @@ def embed_by_rows(site: Placeholder) -> None:
         row_ids, indices = tokens.unique(return_inverse=True)
         rows = read_rows(torch, tensor, row_ids.cpu()).to(tokens.device)
         module._parameters[site.attribute] = torch.nn.Parameter(rows, requires_grad=False)
-        module.padding_idx = None  # an index into the full table; only training uses it
+        module.padding_idx = None  # only training uses this index into the full table
         try:
             return original(indices, *args, **kwargs)
         finally:
@@ -40,7 +40,7 @@ def embed_by_rows(site: Placeholder) -> None:
 
 
 def head_by_rows(site: Placeholder) -> None:
-    """Make a head multiply by blocks of rows of its tensor."""
+    """Let a head multiply by blocks of rows of the tensor of its placeholder."""
     torch = require("torch", "torch")
     product, module = partial(_product(torch).apply, site.tensor), site.module
 
@@ -52,7 +52,7 @@ def head_by_rows(site: Placeholder) -> None:
 
 
 def read_rows(torch: Any, tensor: Tensor, row_ids: Any) -> Any:
-    """Return rows in f32: [len(row_ids), cols]."""
+    """Return rows of a tensor in f32: [len(row_ids), cols]."""
     out = torch.empty(len(row_ids), tensor.shape[1])
     if len(row_ids) * _SINGLE_ROW_RATIO < tensor.shape[0]:
         for index, row in enumerate(row_ids.tolist()):
@@ -65,7 +65,7 @@ def read_rows(torch: Any, tensor: Tensor, row_ids: Any) -> Any:
 
 
 def _chunks(torch: Any, tensor: Tensor) -> Iterator[tuple[int, Any]]:
-    """Yield blocks of rows in f32, with the index of the first row."""
+    """Yield blocks of rows in f32, each with the index of its first row."""
     rows, cols = tensor.shape
     step = max(1, ROWS // (4 * cols))
     if step >= rows:
@@ -76,7 +76,7 @@ def _chunks(torch: Any, tensor: Tensor) -> Iterator[tuple[int, Any]]:
 
 
 def _product(torch: Any) -> Any:
-    """Return a torch function: inputs [..., cols] times the transpose of a tensor's rows, [..., rows]."""
+    """Return a torch function that multiplies inputs [..., cols] by a tensor's transpose: [..., rows]."""
 
     def forward(context: Any, tensor: Tensor, inputs: Any) -> Any:
         context.tensor = tensor
