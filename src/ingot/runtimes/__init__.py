@@ -1,1 +1,1 @@
-"""Runtime profiles: data that states what programs accept, and the checks that read the data."""
+"""Runtime profiles, which state what programs accept, and the checks that use them."""

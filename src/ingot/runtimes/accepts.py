@@ -1,4 +1,4 @@
-"""Whether a program would load a file or folder, decided from its profile and from headers."""
+"""Decide from a program's profile and from headers whether the program would load a file or folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PAIR = 2
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason for which a program does not load an artifact: the rule, the tensor, file or key, and the text."""
+    """A reason for which a program does not load an artifact: the rule, the tensor, file or key, and the message."""
 
     rule: str
     location: str
@@ -50,9 +50,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a profile for an artifact.
+    """The result of comparing an artifact with a profile.
 
-    ``reasons`` is empty if the program would load the artifact. ``schemes`` are the schemes that its tensors match.
+    ``reasons`` is empty if the program would load the artifact. ``schemes`` are the profile's schemes that its tensors
+    match.
     """
 
     profile: RuntimeProfile
@@ -67,14 +68,14 @@ class Answer:
 
     @property
     def untested(self) -> Sequence[Scheme]:
-        """The schemes with which the program did not run here."""
+        """The schemes with which the program was not run."""
         return [scheme for scheme in self.schemes if scheme.outcome not in ("run", "loads")]
 
 
 def accepts(profile: RuntimeProfile, source: Source) -> Answer:
-    """Return whether a program would load an opened file or folder, with a reason for each obstacle.
+    """Return whether a program would load an open file or folder, and the reasons if not.
 
-    Reads headers, ``config.json`` and the tokenizer; of tensors only second scales.
+    Reads headers, ``config.json`` and the tokenizer, and second scales of tensors.
     """
     container = container_of(source)
     if container not in profile.containers:
@@ -103,11 +104,10 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
 
 
 def source_reasons(profile: RuntimeProfile, container: str, source: Source) -> list[Reason]:
-    """Return the reasons why a folder converted from this source would fail in the runtime: missing files, keys or
-    tokens.
+    """Return reasons why a folder converted from ``source`` would fail in the program: missing files, keys or tokens.
 
-    Files and keys of ``config.json`` are copied unchanged from the folder of the source. A GGUF source returns no
-    reasons, because the conversion creates its files.
+    The folder's files and keys of ``config.json`` are copied unchanged from the source. A GGUF source gives no reasons,
+    because the conversion creates these files.
     """
     if source.catalog.metadata.get("general.architecture") is not None:
         return []
@@ -125,8 +125,8 @@ def accepts_specs(
 ) -> Answer:
     """Return whether a program accepts the tensors of a planned artifact.
 
-    It checks the container, the schemes of tensors, packed embeddings and merged projections; files and second scales
-    do not exist yet.
+    Checks the container, schemes of tensors, packed embeddings and merged projections. Files and second scales are not
+    checked, because they do not exist yet.
     """
     if container not in profile.containers:
         expected = " or ".join(readable_containers(profile))
@@ -143,10 +143,10 @@ def accepts_specs(
 
 
 def why_not_a_file(profile: RuntimeProfile, container: str, path: str) -> str:
-    """Return why a program does not load a single file of a container; empty if it does.
+    """Return why a program does not load a single file of a container; empty if it loads one.
 
-    A program loads folders if its profile requires files, such as ``config.json``, for the container. ``path`` is the
-    target.
+    A program loads folders if its profile requires files such as ``config.json`` for the container. ``path`` is the
+    location of the result.
     """
     needs = [item for item in profile.requirements if container in item.containers]
     files = sorted({name for item in needs for name in (*item.files, *item.any_files[:1])})
@@ -156,8 +156,7 @@ def why_not_a_file(profile: RuntimeProfile, container: str, path: str) -> str:
 
 
 def refusal(answer: Answer, location: str) -> UnsupportedError:
-    """Return the error for an artifact that a program would not load: the first reason, and the number of further
-    ones."""
+    """Return the error for an artifact that a program would not load: the first reason, and the number of others."""
     first = answer.reasons[0]
     more = f" (and {count_text(len(answer.reasons) - 1, 'more reason')})" if len(answer.reasons) > 1 else ""
     return UnsupportedError(
@@ -168,18 +167,18 @@ def refusal(answer: Answer, location: str) -> UnsupportedError:
 
 
 def readable_containers(profile: RuntimeProfile) -> list[str]:
-    """Return the containers of a profile of which the program accepts some scheme."""
+    """Return the containers of a profile for which the program accepts at least one scheme."""
     accepted = [scheme for scheme in profile.schemes if scheme.outcome != "refused"]
     return [name for name in profile.containers if any(name in scheme.containers for scheme in accepted)]
 
 
 def container_of(source: Source) -> str:
-    """Return the name of an artifact's container as profiles spell it."""
+    """Return the name of an artifact's container in profiles."""
     return container_name(source.format.name)
 
 
 def container_name(format: str) -> str:
-    """Return the name of a format as profiles spell it: both ways to pack GPTQ's odd widths are ``gptq``."""
+    """Return the name of a format in profiles, which call both packings of GPTQ ``gptq``."""
     return {"gptq-planes": "gptq"}.get(format, format)
 
 
@@ -193,7 +192,7 @@ def _declared_symmetric(source: Source, config: Mapping[str, Any]) -> bool | Non
 def _with_declared_blocks(
     stored: Mapping[str, StoredScheme], source: Source, config: Mapping[str, Any]
 ) -> dict[str, StoredScheme]:
-    """Return the schemes with the block size of ``config.json`` for matrices that fit into one block."""
+    """Return the schemes; matrices smaller than a block get the block size that ``config.json`` declares."""
     block = None
     if isinstance(source.format, Fp8Format):
         block = source.format.quantization(config).get("weight_block_size")
@@ -222,9 +221,9 @@ def _stored(
 def match_schemes(
     profile: RuntimeProfile, container: str, stored: Mapping[str, StoredScheme], *, activations: bool
 ) -> tuple[list[Scheme], list[Reason]]:
-    """Return the schemes that tensors match, and a reason for each kind of tensor that matches none or a refused one.
+    """Return the schemes that tensors match, and a reason for each type of tensor that the program does not accept.
 
-    A refused scheme wins over one that is accepted.
+    If a tensor matches a refused scheme and an accepted one, it is refused.
     """
     candidates = [scheme for scheme in profile.schemes if container in scheme.containers]
     matched: dict[int, Scheme] = {}
@@ -245,7 +244,7 @@ def match_schemes(
 def _verdict(
     profile: RuntimeProfile, candidates: Sequence[Scheme], item: StoredScheme, *, activations: bool
 ) -> tuple[int | None, str]:
-    """Return the index of the scheme that a tensor matches, or the message of the refusal."""
+    """Return the index of the scheme that a tensor matches, or None and why it is not accepted."""
     problems = {
         index: mismatch(scheme, item, activations=activations)
         for index, scheme in enumerate(candidates)
@@ -255,16 +254,16 @@ def _verdict(
     for index in fitting:
         scheme = candidates[index]
         if scheme.outcome == "refused":
-            return index, f"{profile.label} does not take {scheme.name}: {scheme.note or 'its profile says so'}"
+            return index, f"{profile.label} does not accept {scheme.name}: {scheme.note or 'its profile says so'}"
     if fitting:
         return fitting[0], ""
     accepted = {index: lines for index, lines in problems.items() if candidates[index].outcome != "refused"}
     if not accepted:
         names = ", ".join(dict.fromkeys(scheme.name for scheme in candidates if scheme.outcome != "refused"))
-        return None, f"{profile.label} takes here: {names or 'nothing'}; this is {item.scheme_text}"
+        return None, f"{profile.label} accepts in this container: {names or 'nothing'}; this is {item.scheme_text}"
     nearest = min(accepted, key=lambda index: len(accepted[index]))
     difference = "; ".join(accepted[nearest])
-    return None, f"{profile.label} takes {candidates[nearest].name}; this is {item.scheme_text} ({difference})"
+    return None, f"{profile.label} accepts {candidates[nearest].name}; this is {item.scheme_text} ({difference})"
 
 
 def embedding_reasons(profile: RuntimeProfile, stored: Mapping[str, StoredScheme]) -> Iterator[Reason]:
@@ -273,14 +272,14 @@ def embedding_reasons(profile: RuntimeProfile, stored: Mapping[str, StoredScheme
         return
     packed = [name for name, item in stored.items() if item.storage != "dense" and role_of(name) in _UNPACKED]
     if packed:
-        message = f"it is packed; {profile.title} reads embeddings and heads as 16-bit values"
+        message = f"the tensor is packed; {profile.title} reads embeddings and heads as 16-bit values"
         yield Reason("runtime.embeddings", packed[0], message)
 
 
 def merged_reasons(
     profile: RuntimeProfile, stored: Mapping[str, StoredScheme], tensors: Mapping[str, Tensor]
 ) -> Iterator[Reason]:
-    """Yield a reason for merged projections whose members differ, or whose rows a block does not divide."""
+    """Yield a reason for merged projections whose members differ, or whose rows are no multiple of a block's rows."""
     rules = profile.constraints
     if not (rules.merged_scheme or rules.merged_blocks or rules.merged_second_scale):
         return
@@ -321,7 +320,7 @@ def _shared(item: StoredScheme) -> tuple[Any, ...]:
 
 
 def _second_scale(tensor: Tensor | None) -> bytes:
-    """Return the bytes of a tensor's second scale; empty if it has none."""
+    """Return the bytes of a tensor's second scale; empty without one."""
     part = None if tensor is None else tensor.parts.get(_SECOND)
     if part is None:
         return b""
@@ -371,7 +370,7 @@ def _unopened(profile: RuntimeProfile, source: Source) -> Iterator[Reason]:
 
 
 def _heads(profile: RuntimeProfile, source: Source) -> Iterator[Reason]:
-    """Yield a reason if heads have other sizes than a program derives from the embedding."""
+    """Yield a reason if heads have another size than the program computes from the embedding."""
     metadata = source.catalog.metadata
     architecture = metadata.get("general.architecture")
     keys = (f"{architecture}.{key}" for key in ("attention.key_length", "embedding_length", "attention.head_count"))
@@ -386,8 +385,7 @@ def _heads(profile: RuntimeProfile, source: Source) -> Iterator[Reason]:
 def _vocabulary(
     profile: RuntimeProfile, source: Source, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Iterator[Reason]:
-    """Yield a reason if the number of tokens does not fit the rows of the embedding, as the profile's ``vocabulary``
-    requires."""
+    """Yield a reason if the number of tokens does not fit the rows of the embedding, by the rule ``vocabulary``."""
     rule = profile.constraints.vocabulary
     embedding = _embedding(tensors)
     if rule == "any" or embedding is None or not embedding.shape:
@@ -397,7 +395,7 @@ def _vocabulary(
         tokens = source.catalog.metadata.get(_TOKENS)
         count = len(tokens) if isinstance(tokens, Sequence) else None
         if count is not None and (count != rows if rule == "equal" else count > rows):
-            text = f"{rows} rows, and the tokenizer has {count} tokens; {profile.title} needs as many"
+            text = f"{rows} rows, and the tokenizer has {count} tokens; {profile.title} needs equal numbers"
             yield Reason("runtime.vocabulary", embedding.name, text)
         return
     count = _token_count(source)
@@ -417,7 +415,7 @@ def _embedding(tensors: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def _is_tokenizer(source: Source) -> bool:
-    """Return whether ``tokenizer.json`` has the format of the package ``tokenizers``: a model with a vocabulary."""
+    """Return whether ``tokenizer.json`` has a model with a vocabulary, as the package ``tokenizers`` expects."""
     model = _read_tokenizer(source).get("model")
     return isinstance(model, Mapping) and isinstance(model.get("vocab"), Mapping | list)
 
@@ -435,7 +433,7 @@ def _read_tokenizer(source: Source) -> Mapping[str, Any]:
 
 
 def _token_count(source: Source) -> int | None:
-    """Return one more than the largest id of ``tokenizer.json``; None if there is none that can be read."""
+    """Return the largest id in ``tokenizer.json`` plus 1; None without a readable vocabulary."""
     tokenizer = _read_tokenizer(source)
     model = tokenizer.get("model")
     added = tokenizer.get("added_tokens")
@@ -449,7 +447,7 @@ def _token_count(source: Source) -> int | None:
 
 
 def _names(names: Sequence[str]) -> str:
-    """Return names for one line: layers with the same name once, and how many more there are."""
+    """Return a line of names; layers with the same name are named once, and further names are counted."""
     patterns = list(dict.fromkeys(map(pattern_of, names)))
     shown = ", ".join(patterns[:_SHOWN])
     more = f" and {len(patterns) - _SHOWN} more" if len(patterns) > _SHOWN else ""

@@ -19,14 +19,14 @@ Storage = Literal["dense", "integers", "floats", "blocks", "palette"]
 OUTCOMES = {
     "run": "ran here; its outputs were compared with the decoded values",
     "loads": "loaded here; outputs were not compared",
-    "config": "its parser accepted the configuration here; not run, for want of a kernel or a device",
+    "config": "its parser accepted the configuration here; not run, because a kernel or device is missing",
     "documented": "stated by the program's documents or source; not tried here",
     "refused": "the program refuses it, or reads other values",
 }
-"""Each outcome of a scheme, with its meaning."""
+"""Outcomes of a scheme, with their meanings."""
 
 DEFAULT = "default"
-"""The key of the commands for containers without commands of their own."""
+"""The key of the commands for containers that have no commands."""
 
 PLACEHOLDERS = ("path", "file", "name")
 """Placeholders in a command line: the result's path, its first weight file, and its name without a suffix."""
@@ -34,18 +34,18 @@ PLACEHOLDERS = ("path", "file", "name")
 
 @preload
 class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A way of storing tensors, and what the program does with it.
+    """A way of storing tensors, and the program's support for it.
 
     Parameters
     ----------
     name : str
-        For messages and for the page.
+        Name in messages and on the page.
     containers : tuple of str
         Formats in which the scheme occurs.
     storage : {"dense", "integers", "floats", "blocks", "palette"}
     outcome : {"run", "loads", "config", "documented", "refused"}
     note : str
-        The measured figure, or the program's refusal.
+        The measured figure, or the reason of a refusal.
     types : tuple of str
         Element types of dense tensors, number types of small floats, or types of ggml's blocks. Empty: any.
     packings : tuple of str
@@ -53,7 +53,7 @@ class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
     bits : tuple of int
         Bits of an integer code. Empty: any.
     symmetric : bool, optional
-        Whether codes have no zero points of their own. None: either.
+        Whether codes have no stored zero points. None: either.
     groups : tuple of int and str
         Units that share a scale: columns, ``row``, ``tensor``, or ``128x128`` for a block. Empty: any.
     scales : tuple of str
@@ -61,7 +61,7 @@ class Scheme(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
     activations : bool, optional
         Whether the folder states how inputs of layers are quantized. None: either.
     whole_groups : bool
-        Groups and flat blocks must divide the columns, and blocks of two sizes the rows and columns.
+        Whether groups and flat blocks must divide the columns, and blocks of two sizes the rows and columns.
     kl : float
         Limit of KL(decoded values || program) in nats per token if it is above 1e-3; ``note`` explains it. 0: 1e-3.
     """
@@ -89,22 +89,22 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     Parameters
     ----------
     merged_scheme : bool
-        q, k, v and gate, up are multiplied as one matrix: their members need one scheme.
+        q, k, v and gate, up are multiplied as one matrix, so they need one scheme.
     merged_blocks : bool
-        Rows of members of merged matrices divide by the rows of a block.
+        The rows of a block must divide the rows of each member of a merged matrix.
     merged_second_scale : bool
-        Members of a merged matrix need an equal second scale (NVFP4).
+        Members of a merged matrix need equal second scales (NVFP4).
     dense_embeddings : bool
-        Embeddings and heads are not packed: only linear layers are.
+        Embeddings and heads may not be packed.
     complete : bool
         The folder must have every tensor that ``config.json`` implies.
     known_tensors : bool
         A file has only tensors of its architecture, by llama.cpp's names.
     derived_heads : bool
-        A file's heads have as many columns as its embedding divided by the number of heads.
+        Heads must have as many columns as the embedding has, divided by the number of heads.
     vocabulary : {"any", "fits", "equal"}
-        Number of tokens compared with rows of the embedding: at most as many, or equal. ``equal`` applies to files that
-        contain the tokens; in a folder there may be fewer.
+        The number of tokens must be at most the rows of the embedding (``fits``), or equal (``equal``). ``equal``
+        applies to files that contain the tokens; a folder may have fewer tokens.
     """
 
     merged_scheme: bool = False
@@ -122,8 +122,8 @@ class Requirement(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     """Keys and files that an artifact needs besides its tensors.
 
     ``metadata`` are keys of the file, ``config`` keys of ``config.json``; ``{key}`` in a name is replaced by the value
-    of that key. ``files`` are names in the folder, of ``any_files`` one is enough. The requirement does not apply
-    if the metadata value of a key in ``unless`` is one of its texts.
+    of that key. ``files`` must all be in the folder, ``any_files`` at least one. The requirement does not apply if
+    ``unless`` lists the metadata value of one of its keys.
     """
 
     containers: tuple[str, ...]
@@ -139,7 +139,7 @@ class Requirement(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
 class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The default recipe for a bit width, in the container that it is written to.
 
-    ``calibrated`` is the recipe that rounds by statistics; empty if there is none.
+    ``calibrated`` is the recipe that uses statistics, or empty.
     """
 
     bits: int
@@ -150,12 +150,11 @@ class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
 
 @preload
 class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The statements about one version of a program.
+    """A runtime profile: statements about one version of a program.
 
-    ``version`` is empty if the profile is of no particular version. ``machine`` says where the program ran; empty if it
-    was never run here. ``commands`` are the shell lines that run a result, by container; those of ``default`` serve the
-    other containers. ``default`` is the bit width without ``--bits``. The first container of ``containers`` is the
-    default one.
+    ``version`` is empty if the profile is not about one version. ``machine`` names the machine on which the program
+    ran, or is empty. ``commands`` are shell lines that run a result, by container; other containers use those of
+    ``default``. ``default`` is the bit width without ``--bits``. The first of ``containers`` is the default.
     """
 
     name: str
@@ -182,10 +181,10 @@ class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def parse_profile(text: str, location: str) -> RuntimeProfile:
-    """Return the profile that a TOML text states.
+    """Parse a profile from TOML text.
 
-    Raises ``UsageError`` ``runtime.profile``: no TOML, an unknown key, a value of the wrong type, or statements that
-    contradict each other. ``location`` is for messages.
+    Raises ``UsageError`` ``runtime.profile`` if the text is no TOML, has an unknown key or a value of the wrong type,
+    or contradicts itself. ``location`` is named in messages.
     """
     try:
         profile = msgspec.convert(tomllib.loads(text), RuntimeProfile)

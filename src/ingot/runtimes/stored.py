@@ -1,4 +1,4 @@
-"""The storage scheme of a tensor, in the terms of a profile."""
+"""The storage scheme of a tensor, in the words of a runtime profile."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _FLAT = "flat "
 
 @dataclass(frozen=True, slots=True)
 class StoredScheme:
-    """How one tensor is stored.
+    """How a tensor is stored.
 
-    ``storage`` is that of ``Scheme``, or the codec for a storage that no scheme describes. ``type`` is the dense
-    element type, the number type, or the block type. ``group`` is the unit that shares a scale (columns, ``row``,
-    ``tensor``, ``128x128``, ``flat 64`` for consecutive elements across rows), None without scales. ``columns`` is the
-    length of a row, ``rows`` the number of rows of a matrix.
+    ``storage`` is a value of ``Scheme.storage``, or the codec if no scheme describes it. ``type`` is the dense element
+    type, the number type, or the block type. ``group`` is the unit that shares a scale: columns, ``row``, ``tensor``,
+    ``128x128``, ``flat 64`` for consecutive elements across rows, or None. ``columns`` is the length of a row.
     """
 
     storage: str
@@ -44,7 +43,7 @@ class StoredScheme:
 
     @property
     def scheme_text(self) -> str:
-        """The scheme in a few words: ``4-bit integers, symmetric, groups of 64``."""
+        """The scheme as text, such as ``4-bit integers, symmetric, groups of 64``."""
         if self.storage == "dense":
             return f"dense {self.type}"
         if self.storage == "blocks":
@@ -55,7 +54,7 @@ class StoredScheme:
 
 
 def group_text(group: int | str | None) -> str:
-    """Return the unit that shares a scale, as text for messages: ``, groups of 64``."""
+    """Return the unit that shares a scale as text for messages, such as ``, groups of 64``."""
     if group is None:
         return ""
     if isinstance(group, int):
@@ -66,10 +65,9 @@ def group_text(group: int | str | None) -> str:
 
 
 def stored_scheme(tensor: Tensor | TensorSpec, container: str, *, symmetric: bool | None = None) -> StoredScheme:
-    """Return the scheme of a tensor in a container; raises ``CodecError`` for attributes that contradict each other.
+    """Return the scheme of a tensor in a container; raise ``CodecError`` if its attributes contradict each other.
 
-    ``symmetric`` is the key of that name in ``config.json``, for integers with stored zero points; None if it is
-    absent.
+    ``symmetric`` is that key's value in ``config.json``, for integers with stored zero points; None without the key.
     """
     layout = layout_of(tensor)
     rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
@@ -104,7 +102,7 @@ def _values(layout: Layout, container: str, symmetric: bool | None) -> StoredSch
 
 
 def _group(grid: object) -> int | str:
-    """Return the unit that shares a scale, as profiles spell it."""
+    """Return the unit that shares a scale, spelled as in profiles."""
     if isinstance(grid, Group):
         return grid.columns
     if isinstance(grid, Tiles):
@@ -117,7 +115,7 @@ def _group(grid: object) -> int | str:
 
 
 def mismatch(scheme: Scheme, stored: StoredScheme, *, activations: bool) -> list[str]:
-    """Return how a stored tensor differs from a scheme of its container and storage; empty if it does not."""
+    """Return the differences between a stored tensor and a scheme of its container and storage; empty if it matches."""
     problems = []
     if scheme.types and stored.type not in scheme.types:
         problems.append(f"{stored.type or 'no type'}, not {_listed(scheme.types)}")

@@ -31,7 +31,7 @@ def builtin_text(name: str) -> str:
 
 
 class Runtimes(Registry[RuntimeProfile]):
-    """Runtime profiles by name. An entry is a function that returns the TOML text of the profile of its name."""
+    """Runtime profiles by name. An entry is a function that returns a profile's TOML text for its name."""
 
     def _make(self, name: str, target: Any) -> RuntimeProfile:
         return parse_profile(target(name), f"runtime profile {name}")
@@ -59,11 +59,11 @@ def runtime_named(name: str) -> RuntimeProfile:
         return aliases[key]
     hint = did_you_mean(key, [*RUNTIMES, *aliases])
     names = ", ".join(RUNTIMES)
-    raise UsageError(f"no runtime profile is called {name!r:.80}{hint}; there are: {names}", rule="runtime.unknown")
+    raise UsageError(f"no runtime profile has the name {name!r:.80}{hint}; there are: {names}", rule="runtime.unknown")
 
 
 def command_lines(profile: RuntimeProfile, container: str, path: str, file: str) -> list[str]:
-    """Return the shell lines that run a result of a container in a program; empty if the profile has none.
+    """Return the shell lines that run a result of a container in a program; empty if there are none.
 
     ``path`` is the result's file or folder, ``file`` its first weight file.
     """
