@@ -1,4 +1,4 @@
-"""The local cache of data that can be recreated, which processes share."""
+"""The local cache, which processes share, for data that can be recreated."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def cached(
     is_complete: Callable[[LocalStore], bool],
     fill: Callable[[LocalStore], object],
 ) -> LocalStore:
-    """Return a folder of a cache, and create it if it is missing or incomplete.
+    """Return the folder ``name`` of a cache; fill it first if it is missing or incomplete.
 
-    The folder appears in one step, flushed to disk, also if several processes create it at once.
+    A new folder appears in one step, flushed to disk, even if several processes create it at once.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def cached(
     name : str
         The name of the folder in the cache.
     is_complete : callable
-        Whether an existing folder is valid; an invalid one is replaced.
+        Returns whether an existing folder is valid; an invalid one is replaced.
     fill : callable
         Fills a new folder. If it raises an error, the new folder is removed.
 
@@ -67,8 +67,7 @@ def cached(
 def _publish(temporary: Path, final: Path) -> None:
     """Rename the complete folder ``temporary`` to ``final``, in one step.
 
-    If ``final`` exists, because it is damaged or another process has just created it, the two folders exchange their
-    names.
+    If ``final`` exists, being damaged or just created by another process, the folders exchange their names.
     """
     try:
         temporary.chmod(0o755)

@@ -1,7 +1,7 @@
-"""Sources that read local files, of which a limited number is open at a time.
+"""Sources that read local files; a limited number of files is open at a time.
 
-A checkpoint may consist of more files than a process may hold open. The most recently used files stay open. Any other
-file is reopened by its path when it is read, and refused unless it is the same file in the same state (``Stamp``).
+A checkpoint may have more files than a process may open. The most recently used files stay open. Another file is
+reopened by its path when it is read, and is refused if it differs from the file opened first (``Stamp``).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ingot.model.bytesource import PrivateMapping, Stamp, StampedSource
 MAX_CALL = 1 << 30
 
 SMALL = 1 << 12
-"""The largest range that ``ReadAhead`` serves, and the largest gap between two such ranges, in bytes."""
+"""The largest range that ``ReadAhead`` serves, and the largest gap between two of its ranges, in bytes."""
 WINDOW = 1 << 15
-"""Bytes of the buffer of ``ReadAhead``."""
+"""Size of the buffer of ``ReadAhead``, in bytes."""
 
 
 def read_all(descriptor: int, offset: int, out: memoryview, location: str) -> None:
-    """Fill ``out`` from an open file, from byte ``offset`` on.
+    """Read from an open file into ``out``, starting at byte ``offset``.
 
-    Raises ``ResourceError`` ``store.read-failed``; ``IntegrityError`` ``store.short-read`` at the end of the file.
+    Raises ``ResourceError`` ``store.read-failed``; ``IntegrityError`` ``store.short-read`` if the file ends early.
     """
     remaining = flat(out)
     while remaining.nbytes:
@@ -55,7 +55,7 @@ def read_all(descriptor: int, offset: int, out: memoryview, location: str) -> No
 
 
 class ReadAhead:
-    """Bytes of a file from ``begin`` on that were read before they were requested.
+    """A buffer with bytes of a file from offset ``begin`` on, read before they were requested.
 
     Each byte is served once, in order; later requests read the file.
     """
@@ -93,13 +93,13 @@ _NO_MORE_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class Handle:
-    """A file descriptor, and the mapping of the full file if it is mapped; closed when no reference is left."""
+    """A file descriptor, and the mapping if the file is mapped; closed when the last reference disappears."""
 
     __slots__ = ("descriptor", "pages")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.pages = memoryview(b"")  # of a mapped file
+        self.pages = memoryview(b"")  # the mapping, if the file is mapped
 
     def __del__(self) -> None:
         try:  # at the interpreter's end os may be gone
@@ -109,7 +109,7 @@ class Handle:
 
 
 class OpenFiles:
-    """Open handles by the key of their source, in order of last use. Thread-safe.
+    """Open handles by the key of their source, in order of last use; thread-safe.
 
     An evicted handle is closed when its last reference disappears, because another thread may be reading from it.
     """
@@ -175,16 +175,16 @@ class PreadSource(StampedSource):
     ----------
     descriptor : int
         An open regular file; the source closes it, also if the constructor raises an error.
-    path : str
+    The absolute path, with links resolved, by which the file is reopened.
         The absolute path without links, by which the file is reopened.
-    name : str
+    The file's name in messages.
         The file in messages.
     """
 
     io = "pread"
     mapped = False
     _ahead: ReadAhead | None = None
-    _end = 0  # end of the last small range that was read
+    _end = 0  # end of the last small range read
 
     def __init__(self, descriptor: int, path: str, name: str) -> None:
         handle = Handle(descriptor)
@@ -235,7 +235,7 @@ class PreadSource(StampedSource):
     def changed(self) -> bool:
         """Return whether the file's stamp differs from the one at opening.
 
-        A file that was replaced or removed is unchanged while it is still open, and changed if it must be reopened.
+        A replaced or removed file counts as unchanged while it is open, and as changed if it must be reopened.
         """
         if self._key is None:
             return False
@@ -275,12 +275,12 @@ class PreadSource(StampedSource):
         return handle
 
     def _prepare(self, handle: Handle) -> None:
-        """Prepare a newly opened handle for reads; files that are read by calls need no preparation."""
+        """Prepare a newly opened handle for reads; a file that is not mapped needs no preparation."""
 
     def _ready(self, offset: int, length: int) -> Handle:
         """Return the handle; raise an error for a range outside the file, or if the file has shrunk.
 
-        Reading mapped pages behind the end of a shrunken file would end the process.
+        The check is needed because reading mapped pages behind the end of a shrunken file would end the process.
         """
         handle = self._handle()
         require_inside(offset, length, self.size, self.name)
@@ -315,7 +315,7 @@ class MmapSource(PreadSource, PrivateMapping):
     def view(self, offset: int, length: int) -> memoryview:
         """Return the mapped bytes; raise the errors of ``readinto``.
 
-        If the file shrinks after this check and before the bytes are read, the process ends (SIGBUS). Open files that
+        If the file shrinks after the check of its size, reading the bytes ends the process (SIGBUS). Open files that
         may shrink with ``io="pread"``.
         """
         handle = self._ready(offset, length)
@@ -344,7 +344,7 @@ class MmapSource(PreadSource, PrivateMapping):
 
 
 class TemporarySource(PreadSource):
-    """A file without a path, such as a temporary one: it stays open, and cannot be copied."""
+    """A file without a path, such as a temporary file; it stays open and cannot be copied."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self._open_handle: Handle | None = Handle(descriptor)
@@ -405,7 +405,7 @@ def stamp_of(descriptor: int) -> Stamp:
 def open_regular(real: str, location: str) -> int:
     """Open a regular file by its resolved path, and return the descriptor; never wait for a fifo or device.
 
-    Raises ``FormatError`` ``store.not-a-file``; otherwise ``read_error`` chooses ``UsageError`` or ``ResourceError``.
+    Raises ``FormatError`` ``store.not-a-file``, or the error that ``read_error`` returns.
     """
     try:
         mode = os.stat(real).st_mode  # noqa: PTH116 - a directory may have thousands of files
@@ -421,14 +421,14 @@ def open_regular(real: str, location: str) -> int:
 
 
 def _open(real: str) -> int:
-    # O_NONBLOCK: if a fifo replaced the file at this moment, open would wait for a writer.
+    # O_NONBLOCK: if a fifo has just replaced the file, open would wait for a writer.
     flags = system.open_flags("O_RDONLY", "O_NONBLOCK", "O_NOCTTY")
     try:
         return os.open(real, flags)
     except OSError as error:
         if error.errno not in _NO_MORE_DESCRIPTORS:
             raise
-    _OPEN.clear()  # other code of the process used up the descriptors
+    _OPEN.clear()  # other code of the process uses all descriptors
     return os.open(real, flags)
 
 

@@ -1,4 +1,4 @@
-"""A folder of the local file system that is changed in place, by one process at a time."""
+"""A folder of the local file system that one process at a time changes in place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LocalFolder(LocalStore):
             lock.release()
 
     def join(self, *, resume: bool) -> MergeStaging:
-        """Return a staging folder, whose files will be added to this folder."""
+        """Return a staging folder whose files will be added to this folder."""
         return MergeStaging(self.local_path(), resume=resume)
 
     def write(self, name: str, data: bytes) -> None:
@@ -47,7 +47,7 @@ class LocalFolder(LocalStore):
     def mend(self, name: str, segments: Iterable[tuple[int, bytes]], size: int) -> None:
         """Write segments (offset, bytes) into a file, cut or extend it to ``size`` bytes, and flush it to disk.
 
-        A missing file is created. This is the only write that is not atomic, because the file is damaged already.
+        A missing file is created. This write is not atomic, because the file is damaged already.
         """
         sink = LocalTarget(self.local_path()).create(name)
         try:

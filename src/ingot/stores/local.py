@@ -1,7 +1,7 @@
-"""A folder of the local file system as a store: mapped or read files, and a target to write into.
+"""A folder of the local file system as a store, whose files are mapped or read by calls, and as a target.
 
-A mapping is read-only. For callers that need writable memory, a source maps a range privately (copy on write), so that
-the file never changes and may be larger than the machine's memory.
+Mappings are read-only. For callers that need writable memory, a source maps a range privately (copy on write): the file
+does not change, and may be larger than the machine's memory.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ingot.stores.files import MAX_CALL, MmapSource, PreadSource, flat, open_reg
 
 
 def file_name(name: str, location: str) -> str:
-    """Return the name of a file in a local store if it is valid.
+    """Return ``name`` if it is a valid name of a file in a local store.
 
-    Raises ``FormatError`` ``store.escape`` if ``checked_name`` does, or if no file of this system can have the name.
+    Raises ``FormatError`` ``store.escape`` if the name leaves the folder or is impossible on this system.
     """
     checked_name(name, location)
     if not all(map(system.is_name, name.split("/"))):
         raise FormatError(
             "store.escape",
-            f"expected a name that a file of this system can have, found {name[:200]!r}: rename it on another",
+            f"expected a name that a file of this system can have, found {name[:200]!r}: rename it on another system",
             where=location,
         )
     return name
 
 
 def path_of(text: str) -> Path:
-    """Return the path of a ``file:`` address; any other text is a path already.
+    """Return the path of a ``file:`` address; other text is returned as a path.
 
     Raises ``UsageError`` ``store.url`` for an address of another machine, or one without an absolute path.
     """
@@ -91,14 +91,14 @@ NETWORK = frozenset(_NETWORK_TYPES.split())
 
 
 def is_network(folder: str) -> bool:
-    """Return whether a resolved absolute path lies on a network file system; any ``fuse.*`` counts as one."""
+    """Return whether a resolved absolute path is on a network file system; all types ``fuse.*`` count as network."""
     type_name = filesystem(folder)
     return type_name in NETWORK or type_name.startswith("fuse.")
 
 
 @lru_cache(maxsize=256)
 def filesystem(folder: str) -> str:
-    """Return the type of the file system that contains a resolved absolute path; "" if unknown."""
+    """Return the type of the file system at a resolved absolute path; "" if unknown."""
     try:
         table = MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -148,7 +148,7 @@ def is_regular(entry: os.DirEntry[str]) -> bool:
     """Return whether the entry is a file, or a link to one."""
     try:
         return entry.is_file()
-    except OSError:  # a link in a circle
+    except OSError:  # a circular link
         return False
 
 
@@ -171,8 +171,8 @@ class LocalStore(Store):
     path : str or path-like
         An existing folder.
     io : {"auto", "mmap", "pread"}
-        ``auto`` maps local files, and reads files on network file systems by calls, because there each mapped page
-        would cost a round trip. The attribute ``io`` has the choice for the folder, ``io`` of a source for its file.
+        ``auto`` maps local files. It reads files on network file systems by calls, because each mapped page would cost
+        a round trip. The attribute ``io`` is the choice for the folder; the ``io`` of a source, for its file.
 
     Raises
     ------
@@ -271,7 +271,7 @@ class LocalStore(Store):
         return self._folder / file_name(name, self.location) if name else self._folder
 
     def location_of(self, name: str = "") -> str:
-        """Return the path of a file in the form that the user gave for the folder."""
+        """Return the path of a file, relative or absolute like the folder's path."""
         return str(self._folder / name)
 
     def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
@@ -294,8 +294,8 @@ class LocalStore(Store):
 class LocalTarget:
     """A target that writes files in an existing folder.
 
-    ``late`` buffers small writes (see ``LocalSink``). Set it only if no other code reads or writes the files before
-    they are closed.
+    With ``late``, small writes are buffered (see ``LocalSink``). Set it only if no other code reads or writes the files
+    before they are closed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, late: bool = False) -> None:
@@ -307,10 +307,10 @@ class LocalTarget:
         return LocalStore(self._folder, "pread")
 
     def cut(self, sizes: Mapping[str, int]) -> None:
-        """Truncate the named files to these sizes; remove all other files, and folders without a named file."""
+        """Remove all files except the named ones, and empty folders; truncate the named files to their sizes."""
         parents = {parent for name in sizes for parent in Path(name).parents}
         try:
-            for path in sorted(self._folder.rglob("*"), reverse=True):  # a folder comes after its content
+            for path in sorted(self._folder.rglob("*"), reverse=True):  # a folder comes after its contents
                 name = path.relative_to(self._folder)
                 if name.as_posix() in sizes:
                     os.truncate(path, sizes[name.as_posix()])
@@ -330,7 +330,7 @@ class LocalTarget:
                 raise write_error(error, str(self._folder)) from error
 
     def create(self, name: str) -> LocalSink:
-        """Open a file for writing; bytes that it contains stay. A missing folder of the name is created.
+        """Open a file for writing without truncating it; missing parent folders are created.
 
         Raises the errors of ``LocalSink``, and ``FormatError`` ``store.escape``.
         """
@@ -352,7 +352,7 @@ _BUFFER_LIMIT = 1 << 16
 
 
 class LocalSink(DiskSink):
-    """One file that is written by ``pwrite``; with ``late`` small adjacent writes are buffered until ``flush``.
+    """A file written by ``pwrite``; with ``late``, small adjacent writes are buffered until ``flush``.
 
     Raises
     ------
@@ -426,7 +426,7 @@ class LocalSink(DiskSink):
         return cast(BinaryIO, tempfile.TemporaryFile(dir=Path(self.name).parent))
 
     def close(self) -> None:
-        """Close the file; a second call does nothing. The code that publishes the file flushes it to disk."""
+        """Close the file without flushing it to disk; a second call does nothing."""
         if self._descriptor < 0:
             return
         try:
@@ -436,7 +436,7 @@ class LocalSink(DiskSink):
             self._descriptor = -1
             try:
                 os.close(descriptor)
-            except OSError as error:  # NFS and quotas report a full disk only here
+            except OSError as error:  # NFS and quotas report a full disk only at this call
                 raise write_error(error, self.name) from error
 
     def __del__(self) -> None:
@@ -447,7 +447,7 @@ class LocalSink(DiskSink):
 
 
 def _roots(folder: Path) -> set[Path]:
-    """Return the folders in which links of a store's ``folder`` may end.
+    """Return the folders in which the targets of links in ``folder`` may be.
 
     These are the folder itself and, for a snapshot in the Hub's cache, the blobs of its model.
     """
@@ -456,7 +456,7 @@ def _roots(folder: Path) -> set[Path]:
 
 
 def _choose(io: str, folder: str) -> str:
-    """Return the method of reading, "mmap" or "pread", that ``io`` selects for a folder whose path is resolved."""
+    """Return how to read files of a resolved folder, "mmap" or "pread"; ``io`` may force one."""
     if io != "auto":
         return io
     return "pread" if is_network(folder) else "mmap"

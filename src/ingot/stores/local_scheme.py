@@ -33,7 +33,7 @@ class LocalScheme(WritableScheme):
         return (LocalStore(path, io), "") if stat.S_ISDIR(mode) else (LocalStore(path.parent, io), path.name)
 
     def pipe(self, text: str, limit: int) -> bytes | None:
-        """Return the first ``limit`` bytes of a fifo; None if the path is not a fifo or cannot be read."""
+        """Return the first ``limit`` bytes of a fifo; None if the path is no fifo or cannot be read."""
         path = path_of(text)
         try:
             if not stat.S_ISFIFO(path.stat().st_mode):
@@ -41,10 +41,10 @@ class LocalScheme(WritableScheme):
             with path.open("rb") as file:
                 return file.read(limit)
         except OSError:
-            return None  # opening the path as a file raises the precise error
+            return None  # opening the path as a file will raise the precise error
 
     def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
-        """Return a staging folder in the parent folder of the path; raise the errors of ``Staging``."""
+        """Return a staging folder next to the path; raise the errors of ``Staging``."""
         require = replaced.require_ours
         require_ours = None if require is None else lambda folder: require(LocalStore(folder))
         return Staging(
@@ -81,7 +81,7 @@ class LocalScheme(WritableScheme):
         atomic_write(path_of(text), data, overwrite=overwrite)
 
     def share(self, text: str, *, create: bool) -> SharedFolder:
-        """Return the folder for use by several processes; with ``create`` a missing folder is created."""
+        """Return the folder as a ``SharedFolder``; with ``create``, create it if it is missing."""
         if create:
             self.make_folder(text)
         return LocalShared(path_of(text))

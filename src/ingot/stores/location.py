@@ -1,6 +1,6 @@
 """Locations: what a user names by a path, an address or the id of a Hub model.
 
-Options and public functions accept ``AnyPath`` and parse it once. Code below them passes a ``Location``, or a store and
+Options and public functions accept ``AnyPath`` and parse it once. Internal code passes a ``Location``, or a store and
 the name of a file in it.
 """
 
@@ -33,12 +33,12 @@ _PATHS = "file"
 class Location:
     """A file or folder that a user names; it need not exist.
 
-    Only ``display`` belongs in messages and reports. The other texts contain the secrets of an address.
+    Only ``display`` may be used in messages and reports, because the other texts contain secrets of an address.
 
     Attributes
     ----------
     user_text : str
-        The text that the user wrote.
+        The text as the user wrote it.
     text : str
         The address, or the path without redundant parts. ``parse`` accepts it again.
     scheme : str
@@ -81,14 +81,14 @@ class Location:
 
     @classmethod
     def in_store(cls, store: Store, name: str = "") -> Location:
-        """Return the location of a file or folder of a store; by default of the store itself.
+        """Return the location of a file or folder of a store; by default the location of the store.
 
-        Raises ``UnsupportedError`` ``store.not-local`` if no path and no address leads to the store.
+        Raises ``UnsupportedError`` ``store.not-local`` if the store has neither a path nor an address.
         """
         path = store.local_path(name)
         if path is not None:
             return cls.parse(path)
-        return cls.parse(store.url_of(name) or store.require_path(name, "opening it by its name"))
+        return cls.parse(store.url_of(name) or store.require_path(name, "opening it by a name"))
 
     def __str__(self) -> str:
         return self.display
@@ -98,7 +98,7 @@ class Location:
 
     @property
     def display(self) -> str:
-        """The location as messages and reports show it: a path as it was given, an address without its secrets."""
+        """The text for messages and reports: the user's path, or the address without secrets."""
         try:
             return self._scheme().location(self.text)
         except IngotError:
@@ -115,7 +115,7 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The name of the file or folder in its parent folder."""
+        """The last component of the path or address."""
         address = self.url if isinstance(self._scheme(), WritableScheme) else self.display
         return unquote(address.rstrip("/").rpartition("/")[2])
 
@@ -126,7 +126,7 @@ class Location:
 
     @property
     def parent(self) -> Location:
-        """The folder that contains the file or folder."""
+        """The location of the parent folder."""
         if self.scheme == _PATHS:
             return self.parse(Path(self.display).parent)
         address = self.text.partition("?")[0].rstrip("/")
@@ -140,9 +140,9 @@ class Location:
         return self.parse(f"{address.rstrip('/')}/{quote(name, errors='surrogateescape')}{mark}{query}")
 
     def siblings(self) -> list[str] | None:
-        """Return the names of all files and folders in the parent folder.
+        """Return the names of all files and folders in the parent folder, without sending a request.
 
-        None if the parent folder does not exist or is remote; this function sends no request.
+        None if the parent folder does not exist or is remote.
         """
         if self.scheme != _PATHS and "://" in self.text:
             return None
@@ -158,7 +158,7 @@ class Location:
         Parameters
         ----------
         io : {"auto", "mmap", "pread"}
-            How local files are read.
+            The method of reading local files.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class Location:
         return self._scheme().locate(self.text, io)
 
     def find_model(self, io: str = "auto") -> tuple[Store, str]:
-        """Return the result of ``find``; if no local path ``org/name`` exists, it may name a model of the Hub.
+        """Return the result of ``find``; if ``org/name`` is no local path, find the model of that name on the Hub.
 
         Raises the errors of ``find``, and ``ResourceError`` ``hub.offline``.
         """
@@ -224,28 +224,28 @@ class Location:
         self._writable()
 
     def stage(self, replaced: OverwritePolicy, *, directory: bool = False, resume: bool = False) -> Staging:
-        """Return a staging folder, whose content will appear here: a file, or with ``directory`` a folder.
+        """Return a staging folder whose contents will appear at this location: a file, or with ``directory`` a folder.
 
         Raises ``UsageError`` ``store.not-writable``, and the errors of ``Staging``.
         """
         return self._writable().stage(self.text, replaced, directory=directory, resume=resume)
 
     def make_folder(self) -> None:
-        """Create the folder, if its store has folders that must exist before files are staged in them.
+        """Create the folder, in stores where a folder must exist before files are staged in it.
 
         Raises the errors of ``stage``.
         """
         self._writable().make_folder(self.text)
 
     def write(self, data: bytes, *, overwrite: bool = True) -> None:
-        """Write a small file. A reader sees the old file or all of the new one.
+        """Write a small file; a reader sees either the old file or the complete new one.
 
         Raises the errors of ``stage``. Without ``overwrite`` an existing file is ``UsageError`` ``target.exists``.
         """
         self._writable().write(self.text, data, overwrite=overwrite)
 
     def share(self, *, create: bool = False) -> SharedFolder:
-        """Return the folder for use by many processes; with ``create`` a missing folder is created.
+        """Return the folder as a ``SharedFolder``; with ``create``, create it if it is missing.
 
         Raises ``UsageError`` ``store.not-writable``, and the errors of ``store``.
         """

@@ -1,4 +1,4 @@
-"""Bytes in memory as a store and as a target."""
+"""Buffers in memory as a store and as a target."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def listing_of(names: Iterable[str], prefix: str) -> Listing:
 
 
 class MemoryStore(Store):
-    """Named buffers as a store; nothing is copied.
+    """A store of named buffers, which are not copied.
 
     Parameters
     ----------
     files : mapping of name to buffer
     location : str
-        The store in messages.
+        The store's name in messages.
     url : str
-        The address by which this process finds the buffers again (``memory:NAME``); empty without one.
+        The address of the buffers in this process (``memory:NAME``), or empty.
     folder : str
-        The folder in ``files`` that the store consists of; by default all files.
+        The folder of ``files`` to which the store is restricted; by default none.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MemoryStore(Store):
 
 
 class MemoryScheme(WritableScheme):
-    """The scheme of addresses ``memory:NAME/folder/file``: files that this process stores in memory by ``NAME``."""
+    """The scheme of addresses ``memory:NAME/folder/file``: files that this process stores in memory under ``NAME``."""
 
     def store(self, text: str, io: str) -> MemoryStore:
         """Return the store, or a folder in it; ``io`` has no effect."""
@@ -71,7 +71,7 @@ class MemoryScheme(WritableScheme):
         return MemoryStore(shared_files(name), text, url=self.url(text), folder=folder)
 
     def locate(self, text: str, io: str) -> tuple[MemoryStore, str]:
-        """Return the store and the name of the file in it; for a folder, the folder and an empty name.
+        """Return the store and a file's name in it; for a folder, the folder and an empty name.
 
         Raises ``UsageError`` ``store.missing`` if neither a file nor a folder exists.
         """
@@ -103,7 +103,7 @@ def shared_files(name: str) -> dict[str, bytearray]:
 
 
 def _name_of(text: str) -> str:
-    """Return the decoded path after ``memory:``, without slashes at its ends; raise ``store.url`` if it is invalid."""
+    """Return the decoded path after ``memory:`` without slashes at its ends; raise ``store.url`` for an invalid one."""
     path = unquote(text.partition(":")[2], errors="surrogateescape").strip("/")
     if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
         raise UsageError("expected memory:NAME, or memory:NAME/file", rule="store.url", where=text[:200])
@@ -116,7 +116,7 @@ class MemoryStaging(Staging):
     Raises ``UsageError`` ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``.
     """
 
-    _interrupted: ClassVar[dict[str, Path]] = {}  # folders of interrupted runs, which a later run resumes
+    _interrupted: ClassVar[dict[str, Path]] = {}  # folders of interrupted runs, for later runs to resume
 
     def __init__(self, path: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> None:
         name, _, self._key = path.partition("/")
@@ -131,7 +131,7 @@ class MemoryStaging(Staging):
         super().__init__(self._around / (self._key.rpartition("/")[2] or name), directory=directory, resume=resume)
 
     def publish(self, names: Sequence[str]) -> Path:
-        """Read the named files into memory, where they appear in one step."""
+        """Read the named files into memory; all appear in one step."""
         self._published = True
         final = super().publish(names)
         under = f"{self._key}/" if self._key else ""
@@ -171,19 +171,19 @@ class MemoryStaging(Staging):
 
 
 class MemoryTarget:
-    """A target that collects written files in ``files``, a mapping of name to ``bytearray``."""
+    """A target whose attribute ``files`` collects the written files: name to ``bytearray``."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytearray] = {}
 
     def create(self, name: str) -> MemorySink:
-        """Open a file for writing; bytes that it contains stay."""
+        """Open a file for writing without truncating it."""
         checked_name(name, "<memory>")
         return MemorySink(self.files.setdefault(name, bytearray()))
 
 
 class MemorySink:
-    """A file in memory that is being written; the buffer grows."""
+    """A growing buffer to write a file into."""
 
     def __init__(self, data: bytearray) -> None:
         self._data = data

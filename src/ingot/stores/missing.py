@@ -1,4 +1,4 @@
-"""Errors for paths and addresses without a file or folder, which the command line raises before heavy imports."""
+"""Errors for paths and addresses that do not exist; the command line raises them before heavy imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOCAL = ("file", "memory")
 
 
 def missing_error(location: Location, error: IngotError | None = None) -> UsageError:
-    """Return the error for a location without a file or folder; ``error`` is the error of its store.
+    """Return the error for a location that does not exist; ``error`` is the error of its store.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def missing_error(location: Location, error: IngotError | None = None) -> UsageE
 
 
 def require_local(path: AnyPath) -> None:
-    """Raise ``UsageError`` ``open.missing`` if a local path names nothing; sends no request.
+    """Raise ``UsageError`` ``open.missing`` if a local path does not exist; sends no request.
 
     Addresses, the empty path, and texts that may name a model of the Hub are not checked.
     """
@@ -52,5 +52,5 @@ def require_local(path: AnyPath) -> None:
     except (FileNotFoundError, NotADirectoryError):
         if not location.may_be_hub_id or location.siblings() is not None:
             raise missing_error(location) from None
-    except OSError:  # the command reports it
+    except OSError:  # the command will report it
         return

@@ -1,4 +1,4 @@
-"""The contract of an address scheme, and the table of the schemes that Ingot supports."""
+"""The base classes of address schemes, and the table of schemes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Scheme(ABC):
-    """Opens the stores that the addresses of one scheme lead to.
+    """An address scheme, which opens the stores at its addresses.
 
-    In all methods ``text`` is a full address, and ``io`` has the values of ``LocalStore``'s parameter. If
-    ``needs_slashes`` is set, text that begins with the scheme's name and a colon, but without ``//``, is a path.
+    In all methods, ``text`` is a full address and ``io`` a method of reading as in ``LocalStore``. If ``needs_slashes``
+    is set, text that begins with the scheme's name and a colon, but without ``//``, is a path.
     """
 
     needs_slashes: ClassVar[bool] = False
@@ -30,17 +30,17 @@ class Scheme(ABC):
 
     @abstractmethod
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return a store and the name of the file in it; for a folder, the folder itself and an empty name.
+        """Return the store and a file's name in it; for a folder, the folder and an empty name.
 
         Raises ``UsageError`` ``store.missing`` if neither a file nor a folder exists.
         """
 
     def location(self, text: str) -> str:
-        """Return the address for reports and messages: without secrets; for a local file its path."""
+        """Return the address for messages and reports: without secrets, or the path of a local file."""
         return text
 
     def pipe(self, text: str, limit: int) -> bytes | None:
-        """Return the first ``limit`` bytes of a pipe, which can be read only once; None if it is not a pipe."""
+        """Return the first ``limit`` bytes of a pipe, which can be read only once; None if the address is no pipe."""
         return None
 
     def share(self, text: str, *, create: bool) -> SharedFolder:
@@ -61,21 +61,21 @@ class Scheme(ABC):
 
 
 class WritableScheme(Scheme):
-    """A scheme whose stores can be written to: an artifact is staged on a local disk and appears in one step."""
+    """A scheme with writable stores: an artifact is staged on a local disk and appears in one step."""
 
     @abstractmethod
     def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
-        """Return a staging folder, whose files will appear at this address; raise the errors of ``Staging``."""
+        """Return a staging folder whose files will appear at this address; raise the errors of ``Staging``."""
 
     @abstractmethod
     def url(self, text: str) -> str:
         """Return the address in the form that ``Store.url_of`` returns."""
 
     def make_folder(self, text: str) -> None:
-        """Create the folder, if folders of this scheme must exist before files are staged in them."""
+        """Create the folder, in schemes where a folder must exist before files are staged in it."""
 
     def write(self, text: str, data: bytes, *, overwrite: bool) -> None:
-        """Write a small file at the address: a reader sees the old file or all of the new one.
+        """Write a small file at the address; a reader sees either the old file or the complete new one.
 
         Raises the errors of ``stage``. Without ``overwrite`` an existing file is ``UsageError`` ``target.exists``.
         """
@@ -105,7 +105,7 @@ STORES: Instances[Scheme] = Instances(
     group="ingot.stores",
     contract=Scheme,
 )
-"""Schemes by name. A new store is a module with a ``Scheme`` and a line here.
+"""Schemes by name. To add a store, write a module with a ``Scheme`` and add a line here.
 
 Plugins add schemes by entry points in the group ``ingot.stores``; the name of an entry is the scheme of its addresses.
 """

@@ -1,9 +1,9 @@
 """Folders to which several processes add files at once, and from which one process at a time removes files.
 
-A file appears in one step, and changes only by being replaced in one step. So processes that read or add files only
-need a shared lock (``SharedFolder.shared_lock``). A process that removes files needs the exclusive lock. On a local
-disk both are locks of the system on a file, which the system releases if a process is killed. Object stores have no
-locks; there processes write leases (``stores.remote.shared``).
+A file appears in one step, and is replaced in one step. Processes that read or add files therefore need only a shared
+lock (``SharedFolder.shared_lock``). A process that removes files needs the exclusive lock. On a local disk, both are
+file locks, which the system releases if a process is killed. Object stores have no locks, so processes write leases
+(``stores.remote.shared``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAIT = 600.0
 """Seconds that a process waits for the shared lock while another process removes files."""
 
 SCRATCH = "scratch"
-"""The folder for files that are not published yet; the next removal deletes files that killed processes left."""
+"""The folder for files that are not published yet; the next removal deletes files that killed processes left in it."""
 
 LEASES = "leases"
 """The folder for the leases of processes that use a bucket's folder."""
@@ -43,21 +43,21 @@ class FolderLock:
     """A shared or exclusive lock that this process holds on a folder."""
 
     def is_held(self) -> bool:
-        """Return whether the lock held all the time: no other process can have had a conflicting lock meanwhile."""
+        """Return whether the lock was held without a gap, so that no other process had a conflicting lock."""
         return True
 
 
 class SharedStaging(ABC):
-    """A staging area for files before they appear in a shared folder.
+    """A staging area for files that will appear in a shared folder.
 
-    ``files`` is the target to write them to, under their final names.
+    ``files`` is the target to write them into, under their final names.
     """
 
     files: LocalTarget
 
     @abstractmethod
     def publish(self, names: Sequence[str]) -> None:
-        """Move these files into the folder, each in one step and flushed to disk."""
+        """Move the named files into the folder, each in one step and flushed to disk."""
 
 
 class SharedFolder(ABC):
@@ -75,11 +75,11 @@ class SharedFolder(ABC):
         """Return the size in bytes of each file directly in a folder, by name, without hidden files."""
 
     def states(self, folder: str) -> Mapping[str, str]:
-        """Return the state of each file of ``sizes``: text that differs if the file was replaced (size, ETag)."""
+        """Return a text for each file of ``sizes`` that changes if the file is replaced: its size or ETag."""
         return {name: str(size) for name, size in self.sizes(folder).items()}
 
     def state(self, name: str) -> str:
-        """Return the state of one file, in the form of ``states``; raise the errors of ``Store.stat``."""
+        """Return the text of ``states`` for one file; raise the errors of ``Store.stat``."""
         return str(self.store.stat(name).size)
 
     @abstractmethod
@@ -88,14 +88,14 @@ class SharedFolder(ABC):
 
     @abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; missing ones are ignored."""
+        """Remove files; ignore missing ones."""
 
     @abstractmethod
     def leftovers(self) -> Sequence[str]:
-        """Return the names of unfinished files of killed processes; the caller holds the exclusive lock."""
+        """Return the names of unfinished files of killed processes; the caller must hold the exclusive lock."""
 
     def abandoned(self, *, remove: bool) -> int:
-        """Return the number of staging areas outside the folder that killed processes left; optionally remove them."""
+        """Return the number of staging areas outside the folder that killed processes left; ``remove`` deletes them."""
         return 0
 
     @abstractmethod
@@ -111,7 +111,7 @@ class SharedFolder(ABC):
 
     @abstractmethod
     def stage(self) -> AbstractContextManager[SharedStaging]:
-        """Create a staging area; at the end of the context remove it with the files that were not published."""
+        """Yield a staging area; at the end of the context, remove it with all unpublished files."""
 
 
 class LocalShared(SharedFolder):
@@ -207,7 +207,7 @@ class _LocalSharedStaging(SharedStaging):
 
 @contextmanager
 def _locked(path: Path, exclusive: bool, seconds: float, location: str) -> Iterator[None]:
-    """Hold a lock of the system on a file; the system releases it when the process ends."""
+    """Hold a file lock in this context; the system releases it if the process ends."""
     try:
         descriptor = os.open(path, open_flags("O_RDWR", "O_CREAT", "O_NOFOLLOW"), 0o666)
     except OSError as error:
@@ -245,7 +245,7 @@ def _wait(descriptor: int, exclusive: bool, seconds: float, location: str) -> No
 
 
 def busy(location: str) -> ResourceError:
-    """Return the error for a lock that another process holds for too long."""
+    """Return the error for a lock that another process holds too long."""
     return ResourceError(
         "another process is using this folder, or removes files from it: try again when it is done, or wait for it "
         "longer (--wait)",

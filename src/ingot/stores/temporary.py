@@ -1,4 +1,4 @@
-"""Temporary copies of files, for packages that read only local paths."""
+"""Temporary copies of files, for packages that read local paths only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_BYTES = 256 << 20  # enough for all files of a tokenizer
 
 
 class TemporaryFolder:
-    """Small files in a temporary folder; ``paths`` has their paths by name.
+    """Small files in a temporary folder; ``paths`` maps their names to paths.
 
-    The folder is removed by ``close``, or when this object is collected. A name may contain one folder before a slash.
-    Names are not checked: the caller must trust them.
+    The folder is removed by ``close``, or when this object is garbage-collected. A name may contain one slash. Names
+    are not checked, so the caller must trust them.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -39,19 +39,19 @@ class TemporaryFolder:
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a context that creates an empty folder in ``$TMPDIR``, and removes it with its content at its end."""
+    """Return a context with an empty folder in ``$TMPDIR``, which is removed with its contents at the end."""
     return tempfile.TemporaryDirectory(prefix="ingot-")
 
 
 @contextmanager
 def on_disk(store: Store, names: Callable[[str], bool], max_bytes: int = _MAX_BYTES) -> Iterator[Store]:
-    """Yield a local folder with a store's files: the store itself if it is local, else copies in a temporary folder.
+    """Yield a local folder with a store's files: the store if it is local, else copies in a temporary folder.
 
     Parameters
     ----------
     store : Store
     names : callable
-        Whether to copy a file with this name; only files directly in the folder are copied.
+        Returns whether to copy a file with this name. Files in subfolders are not copied.
     max_bytes : int
         The limit of the copies' total size.
 

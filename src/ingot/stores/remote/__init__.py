@@ -1,2 +1,3 @@
-"""Stores on other machines: object stores, web servers and the Hugging Face Hub, whose files are read by ranges of one
-version."""
+"""Stores on other machines: object stores, web servers and the Hugging Face Hub. Files are read by ranges of one
+version.
+"""

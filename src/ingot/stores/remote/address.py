@@ -1,8 +1,8 @@
 """Parsed remote addresses, whose secrets stay in this process.
 
-A name and password before the host, and the query of a signed address, are used only in requests. Messages, plans and
-journals contain the address as ``public`` returns it. This module remembers the secrets of each address by its public
-form, so that other files of the same folder are read with the same credentials.
+A user name and password before the host, and the query of a signed address, are sent in requests only. Messages, plans
+and journals contain ``Address.public``. This module stores the secrets of each address by its public form, so that
+other files of the same folder are read with the same credentials.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PORT = re.compile(r"[^\s/?#@\\]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed remote address: scheme, host and path, and secrets of the user.
+    """A parsed remote address: scheme, host, path, and the user's secrets.
 
-    ``host`` includes the port, or is the name of a bucket. ``path`` is decoded and has no slashes at its ends;
-    ``folder`` is set if the address ended in a slash. ``user`` and ``query`` are secret.
+    ``host`` is a host with its port, or a bucket. ``path`` is decoded and has no slashes at its ends; ``folder`` is set
+    if the address ended in a slash. ``user`` and ``query`` are secret.
     """
 
     scheme: str
@@ -34,7 +34,7 @@ class Address:
 
     @property
     def origin(self) -> str:
-        """The scheme and host, which the credentials are for."""
+        """The scheme and host, to which credentials are restricted."""
         return f"{self.scheme}://{self.host}"
 
     @property
@@ -62,7 +62,7 @@ _QUERIES: dict[str, str] = {}  # by public address
 
 
 def address_of(text: str) -> Address:
-    """Parse an address, and complete it with secrets of earlier addresses.
+    """Parse an address, and add secrets of earlier addresses to it.
 
     Raises ``UsageError`` ``store.url`` if it has no host, a name such as ``..``, or a fragment.
     """
@@ -94,7 +94,7 @@ def without_secrets(text: str) -> str:
 
 
 def _with_secrets(address: Address) -> Address:
-    """Remember the secrets of an address, or add the remembered ones to an address without secrets."""
+    """Store the secrets of an address; add stored secrets to an address without any."""
     if address.user:
         _USERS[address.origin] = address.user
     if address.query:

@@ -1,12 +1,12 @@
-"""A cache of ranges of remote files on a local disk: content-addressed, bounded, and shared by processes.
+"""A cache of ranges of remote files on a local disk; its size is limited, and processes share it.
 
 ``blobs/`` contains bytes named by their BLAKE3 digest, so that equal bytes of two addresses are stored once.
-``ranges/`` maps a range of a version of a file to a blob. Each read compares the blob with its name and ignores a
-damaged one. The least recently used blobs are removed first. The cache is optional: after any error of the disk, bytes
-are read from the server.
+``ranges/`` maps a range of one version of a file to a blob. Each read compares the blob with its digest and ignores a
+damaged one. The least recently used blobs are removed first. If the disk causes an error, bytes are read from the
+server instead.
 
-Cached bytes may be private (signed addresses, tokens), and ``ranges/`` determines the bytes that a reader gets for a
-file. So only this user may read or write the folder: files have mode 0600 and folders 0700, whatever the umask is.
+Cached bytes may be private (signed addresses, tokens), and ``ranges/`` decides which bytes a reader gets for a file.
+Therefore only the user may read or write the folder: files have mode 0600, folders 0700, whatever the umask.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ OFF = "off"
 _FILE = 0o600
 _FOLDER = 0o700
 _OTHER_USERS = 0o077
-_SLACK = 16  # the cache is scanned each time a sixteenth of its size was added
+_SLACK = 16  # the cache is scanned after each addition of a sixteenth of its size
 
 
 class RangeCache:
-    """A cache folder. Thread-safe, and usable by several processes at once.
+    """A cache folder; safe for use by several threads and processes at once.
 
     Parameters
     ----------
     folder : Path
-        Created if it is missing. Permissions of other users for the folder and its content are removed.
+        The folder, created if it is missing. Other users lose their permissions for it and its contents.
     max_bytes : int
-        The limit of all blobs together. It may be exceeded by a sixteenth, which is added between two scans.
+        The limit of the total size of all blobs. It may be exceeded by a sixteenth, which is added between two scans.
 
     Raises
     ------
     UsageError
-        ``remote.cache-folder``: a folder of another user.
+        ``remote.cache-folder``: the folder belongs to another user.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -96,7 +96,7 @@ class RangeCache:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Remove the least recently used blobs, and ranges without a blob; one process at a time does this."""
+        """Remove the least recently used blobs, and ranges whose blob is missing; one process at a time does this."""
         from filelock import FileLock, Timeout
 
         with contextlib.suppress(OSError, Timeout), FileLock(self._folder / "lock", mode=_FILE).acquire(timeout=0):
@@ -121,11 +121,11 @@ class RangeCache:
                             ref.unlink()
 
     def _write(self, path: Path, data: memoryview) -> None:
-        """Write a file that appears in one step; it is not flushed, because readers detect damage."""
+        """Write a file that appears in one step, without flushing it, because readers detect damage."""
         for folder in (self._folder, path.parent.parent, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
-                folder.chmod(_FOLDER)  # mkdir's mode is cut by the umask
+                folder.chmod(_FOLDER)  # mkdir applies the umask to its mode
         temporary = path.with_name(f".{secrets.token_hex(8)}")
         try:
             with os.fdopen(os.open(temporary, open_flags("O_WRONLY", "O_CREAT", "O_EXCL"), _FILE), "wb") as file:
@@ -143,7 +143,7 @@ class RangeCache:
 
 
 def name_of(url: str, stamp: Stamp, start: int, length: int) -> str:
-    """Return the cache's name for a range of a version of a file: a hexadecimal SHA-256."""
+    """Return the name in ``ranges/`` for a range of a version of a file: a hexadecimal SHA-256."""
     text = "\0".join(map(str, (url, stamp.size, stamp.mtime_ns, stamp.etag, start, length)))
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -152,7 +152,7 @@ _CACHES: dict[tuple[str, int], RangeCache] = {}
 
 
 def range_cache() -> RangeCache | None:
-    """Return the cache that the environment variables configure, or None.
+    """Return the cache that the environment variables configure; None if it is turned off.
 
     Raises ``UsageError`` ``remote.cache-size``, ``remote.cache-folder``.
     """
@@ -179,7 +179,7 @@ def _digest(data: memoryview) -> str:
 
 
 def _require_private(folder: Path) -> None:
-    """Remove permissions of other users for a cache, and files that they added.
+    """Remove other users' permissions for a cache, and files that other users added.
 
     Raises ``UsageError`` ``remote.cache-folder`` for a folder of another user.
     """
@@ -188,14 +188,14 @@ def _require_private(folder: Path) -> None:
         if user is None or not folder.is_dir():
             return
     except OSError:
-        return  # not accessible: nothing will be cached
+        return  # not accessible, so nothing will be cached
     try:
         state = folder.stat()
         private = state.st_uid == user
         if private and stat.S_IMODE(state.st_mode) & _OTHER_USERS:
             for path in folder.rglob("*"):
                 _make_private(path, user)
-            folder.chmod(_FOLDER)  # last: after an interruption the next run starts over
+            folder.chmod(_FOLDER)  # last, so that after an interruption the next run starts over
     except OSError:
         private = False
     if not private:

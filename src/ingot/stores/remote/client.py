@@ -1,8 +1,8 @@
-"""Clients that read ranges of one version of a remote file; and the client of buckets, which also lists and uploads.
+"""Clients that read ranges of one version of a remote file, and the client of buckets, which also lists and uploads.
 
-obstore signs requests, and retries them with growing pauses after server errors and dropped connections. Its caller
-must check that the bytes are those of the requested range and of the version that was opened first. Its messages
-contain addresses and answers of servers, so that Ingot never repeats them.
+obstore signs requests, and retries them with growing pauses after server errors and dropped connections. Code here must
+check that the bytes belong to the requested range and to the version that was opened. Messages of obstore are never
+shown, because they contain addresses and answers of servers.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ STALL = 30.0
 """Seconds without a byte after which a request is retried."""
 
 TRIES = 4
-"""The number of times that Ingot requests a range, each of which obstore may retry."""
+"""Attempts of Ingot to request a range; obstore may retry each of them."""
 
 RETRIES = 6
-"""The number of times that obstore retries a request after a server error or a dropped connection."""
+"""Retries of obstore for each request after a server error or a dropped connection."""
 
 PART = 8 << 20
-"""Minimum bytes of a part of an upload; S3 takes at most 10,000 parts, so larger files have larger ones."""
+"""Minimum size of a part of an upload, in bytes. S3 accepts at most 10,000 parts, so larger files have larger parts."""
 
 _PUTTING = 8
 _WHOLE_REQUEST = timedelta(minutes=20)
-_PAUSE = 0.1  # seconds before the first retry; doubled for each further one
+_PAUSE = 0.1  # seconds before the first retry; doubled for each further retry
 _LONGEST_PAUSE = 10.0
 R = TypeVar("R")
 _RETRIED_RULES = ("remote.failed", "remote.stalled", "remote.slow", "remote.length")
@@ -61,7 +61,7 @@ _RETRIED_RULES = ("remote.failed", "remote.stalled", "remote.slow", "remote.leng
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The first bytes of a stored object, and its stamp, from which a reader notices that the object changed."""
+    """The first bytes of a stored object, and the stamp that identifies its version."""
 
     head: bytes
     stamp: Stamp
@@ -70,7 +70,7 @@ class Opened:
 def options() -> dict[str, Any]:
     """Return the settings of all obstore clients: timeouts, retries and ``allow_http``.
 
-    ``allow_http`` is set because endpoints within a local network may lack TLS.
+    ``allow_http`` is set because endpoints in a local network may lack TLS.
     """
     client: dict[str, Any] = {
         "timeout": _WHOLE_REQUEST,
@@ -85,25 +85,25 @@ def options() -> dict[str, Any]:
 
 
 class RangeClient(ABC):
-    """Reads ranges of the files of one server, by their keys. Thread-safe.
+    """A thread-safe reader of ranges of a server's files, which are named by keys.
 
     Parameters
     ----------
     location : str
-        The server in messages: an address without secrets.
+        The server's address in messages, without secrets.
     immutable : bool
-        Whether the bytes of a key never change; then the ETag and time of answers are ignored.
+        Whether the bytes of a key never change; if so, the ETag and time of answers are ignored.
     """
 
     errors: tuple[type[Exception], ...] = ()
-    """The exceptions that a request may raise, apart from ``IngotError``; ``explain`` converts them."""
+    """Exceptions that a request may raise besides ``IngotError``; ``explain`` converts them."""
 
     def __init__(self, location: str, *, immutable: bool = False) -> None:
         self.location = location
         self.immutable = immutable
 
     def open(self, key: str, size: int) -> Opened:
-        """Return a file's first ``size`` bytes, or the full file if it is smaller, and its state.
+        """Return a file's first ``size`` bytes, or all bytes of a smaller file, and its stamp.
 
         Raises ``UsageError`` ``store.missing``; ``ResourceError`` ``store.denied``, ``remote.failed``,
         ``remote.stalled``, ``remote.slow``, ``remote.redirect``; ``UnsupportedError`` ``remote.no-ranges``.
@@ -111,10 +111,10 @@ class RangeClient(ABC):
         return self._with_retries(key, lambda: self._open(key, size))
 
     def fetch(self, key: str, start: int, out: memoryview, stamp: Stamp) -> None:
-        """Fill ``out`` from byte ``start`` of a file that has the state ``stamp``.
+        """Fill ``out`` with bytes from ``start`` on, of the file version that ``stamp`` identifies.
 
         If a body ends early, the remaining bytes are requested again. Raises the errors of ``open``, and
-        ``IntegrityError`` ``store.changed`` if the file has another state.
+        ``IntegrityError`` ``store.changed`` if the file has another version.
         """
         filled = [0]
         buffer = np.asarray(out)
@@ -123,22 +123,22 @@ class RangeClient(ABC):
 
     @abstractmethod
     def state(self, key: str) -> Stamp:
-        """Return the present state of a file; raise the errors of ``open``."""
+        """Return the current stamp of a file; raise the errors of ``open``."""
 
     @abstractmethod
     def explain(self, error: Exception, key: str) -> IngotError:
-        """Return the ``IngotError`` to raise for one of ``errors``, without secrets."""
+        """Return the ``IngotError`` for one of ``errors``; its message contains no secrets."""
 
     @abstractmethod
     def _open(self, key: str, size: int) -> Opened: ...
 
     @abstractmethod
     def _fetch(self, key: str, start: int, out: Any, stamp: Stamp, filled: list[int]) -> None:
-        """Fill ``out`` from index ``filled[0]`` on, and add the bytes that arrive to ``filled[0]``."""
+        """Fill ``out`` from index ``filled[0]`` on; increase ``filled[0]`` as bytes arrive."""
 
     def _tries(self, error: Exception) -> int:
-        """Return the largest number of attempts for a request that fails with ``error``, without obstore's own
-        retries.
+        """Return the maximum number of attempts for a request that fails with ``error``; retries of obstore do not
+        count.
         """
         return TRIES if isinstance(error, IngotError) and error.rule in _RETRIED_RULES else 1
 
@@ -204,7 +204,7 @@ class Client(RangeClient):
         return self._with_retries(prefix, read)
 
     def stamps(self, prefix: str) -> dict[str, Stamp]:
-        """Return the states of all objects below a prefix, at any depth, by key."""
+        """Return the stamps of all objects below a prefix, at any depth, by key."""
 
         def read() -> dict[str, Stamp]:
             stamps = {}
@@ -226,7 +226,7 @@ class Client(RangeClient):
         )
 
     def copy(self, key: str, to: str) -> None:
-        """Have the store copy an object to another key; S3 copies up to 5 GiB."""
+        """Copy an object to another key within the bucket, without a download; S3 allows up to 5 GiB."""
         self._with_retries(key, lambda: self._api.copy(self._store, key, to))
 
     def delete(self, key: str) -> None:
@@ -268,7 +268,7 @@ class Client(RangeClient):
             raise wrong_length(out.nbytes, self._locate(key))
 
     def _chunks(self, answer: Any) -> Iterator[memoryview]:
-        """Yield the bytes of an answer as they arrive; raise ``TooSlowError``."""
+        """Yield the bytes of an answer as they arrive; raise ``TooSlowError`` if they are too slow."""
         pace = Pace(STALL)
         for chunk in answer.stream(min_chunk_size=1):
             check_cancelled()
@@ -280,7 +280,7 @@ class Client(RangeClient):
         exceptions = self._api.exceptions
         location = self._locate(key)
         text = str(error)
-        # obstore has exceptions for some statuses, but not for those of listings.
+        # obstore has exceptions for some statuses, but not for those of listings
         status = 0 if SERVICES.search(text) else status_of(text)
         if isinstance(error, FileNotFoundError | exceptions.NotFoundError) or status in (404, 410):
             return missing(location)
@@ -302,16 +302,16 @@ def _part(path: Path) -> int:
 
 
 def same_version(now: Stamp, stamp: Stamp) -> bool:
-    """Return whether the stamps ``now`` and ``stamp`` are of one version of a file.
+    """Return whether the stamps ``now`` and ``stamp`` belong to one version of a file.
 
-    Equal strong tags prove it. Equal weak tags do not (RFC 9110, 8.8.1): then the times must be equal too.
+    Equal strong tags prove it. Equal weak tags do not (RFC 9110, 8.8.1), so the times must be equal too.
     """
     same = now.size == stamp.size and now.etag == stamp.etag
     return same and (now.is_strong or now.mtime_ns == stamp.mtime_ns)
 
 
 def stamp_of(meta: Mapping[str, Any]) -> Stamp:
-    """Return the state of a file from obstore's metadata."""
+    """Return the stamp of a file from obstore's metadata."""
     time_stamp = meta.get("last_modified")
     modified = 0
     if isinstance(time_stamp, datetime):

@@ -1,4 +1,4 @@
-"""The errors of failed requests, whose messages contain neither secret addresses nor answers of servers."""
+"""Errors for failed requests; their messages contain no secrets and no answers of servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def missing(location: str) -> UsageError:
 
 
 def no_ranges(location: str) -> UnsupportedError:
-    """Return the error for a server that does not answer requests of ranges."""
+    """Return the error for a server that does not support requests for ranges."""
     return UnsupportedError(
         "the server does not send the requested range, but the full file or another page: download the file first",
         rule="remote.no-ranges",
@@ -35,7 +35,7 @@ def denied(text: str, location: str) -> ResourceError:
 
 
 def wrong_length(expected: int, location: str) -> IntegrityError:
-    """Return the error for an answer with another number of bytes than was requested."""
+    """Return the error for an answer whose number of bytes differs from the request."""
     return IntegrityError(
         "remote.length",
         f"expected {expected} bytes, found a different number in the server's answer",
@@ -57,19 +57,19 @@ def changed(location: str) -> IntegrityError:
     """Return the error for a file that changed since it was opened."""
     return IntegrityError(
         "store.changed",
-        "the file has another version than when it was opened first; open it again",
+        "the file has changed since it was opened; open it again",
         where=location,
     )
 
 
 def status_of(text: str) -> int:
-    """Return the HTTP status in obstore's message; 0 if there is none."""
+    """Return the HTTP status in obstore's message; 0 if it contains none."""
     match = _STATUS.search(text)
     return int(match[1]) if match else 0
 
 
 def is_denied(text: str) -> bool:
-    """Return whether an answer with status 400 means refused credentials, as S3 answers expired ones.
+    """Return whether an answer with status 400 means refused credentials; S3 answers so if they expired.
 
     An answer to HEAD has no error code, and counts as refused credentials.
     """
@@ -87,12 +87,12 @@ _DENIED = {
     "TokenRefreshRequired": _EXPIRED,
     "InvalidToken": _NO_ACCESS,
     "RequestTimeTooSkewed": _SKEWED,
-    "AuthorizationHeaderMalformed": "the server does not take the signature{code}: check the region (AWS_REGION)",
+    "AuthorizationHeaderMalformed": "the server refuses the signature{code}: check the region (AWS_REGION)",
 }
 # Services that give credentials to machines of a cloud; obstore calls them if the environment has no credentials.
 SERVICES = re.compile(r"//169\.254\.\d+\.\d+/|//metadata\.google\.internal/")
 _NO_CREDENTIALS = "no credentials were found, or the service that gives them did not answer: see spec/remote.md"
-# Pattern of obstore's message, rule, message; the first pattern that matches counts.
+# rows: pattern of obstore's message, rule, message; the first matching row applies
 _FAILURES: tuple[tuple[str, str, str], ...] = (
     (SERVICES.pattern, "store.denied", _NO_CREDENTIALS),
     (
@@ -123,10 +123,10 @@ _FAILURES: tuple[tuple[str, str, str], ...] = (
 
 
 def failed(error: Exception, text: str, location: str, stall: float) -> IngotError:
-    """Return the error for a request that failed; ``text`` is the library's message, or ``status code: N``."""
+    """Return the error for a failed request; ``text`` is the library's message, or ``status code: N``."""
     low = "timed out" if isinstance(error, TimeoutError) else text.lower()
     if "unexpectedrange" in low:
-        return IntegrityError("remote.length", "the server sent another range than the requested one", where=location)
+        return IntegrityError("remote.length", "the server sent a range that was not requested", where=location)
     match = _STATUS.search(text)
     status = f"status {match[1]} {(match[2] or '').strip()}".strip() if match else ""
     rule, message = next(answer for sign, *answer in _FAILURES if re.search(sign, low))

@@ -1,7 +1,7 @@
 """An HTTP client for reading: it reuses connections, follows redirects, uses proxies, and enforces a minimum rate.
 
-It is built on the standard library and not on obstore, because obstore sends the referring address to the host that a
-redirect leads to, and a signed address contains a secret. This client never sends ``Referer``.
+The standard library is used instead of obstore, because obstore sends the referring address to the host of a redirect,
+and a signed address contains a secret. This client never sends ``Referer``.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _MAX_IDLE = 16
 _DRAINED = 1 << 16
 PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
-"""Characters that stay unchanged in an address from a user or server; all others are percent-encoded."""
+"""Characters that are left unchanged in addresses of users and servers; all others are percent-encoded."""
 
 
 class RedirectError(Exception):
-    """A redirect in a circle, to nowhere, or to an address that is not http: or https:."""
+    """A redirect that is circular, has no address, or leads to an address that is not http: or https:."""
 
 
 class Origin(NamedTuple):
-    """The server that an address leads to."""
+    """The server of an address."""
 
     scheme: str
     host: str
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
 
 
 class _PacedReader(io.RawIOBase):
-    """A socket's reader that counts the bytes that arrive, headers included."""
+    """A socket's reader that counts arriving bytes, including headers."""
 
     def __init__(self, raw: Any, pace: Pace) -> None:
         self._raw = raw
@@ -75,7 +75,7 @@ class _PacedResponse(HTTPResponse):
 
 
 class Answer:
-    """A response whose body is read by the caller; a context manager that releases the connection at its end."""
+    """A response whose body the caller reads; as a context manager it releases the connection at the end."""
 
     def __init__(self, connections: Connections, key: Origin, connection: HTTPConnection, response: Any) -> None:
         self._connections = connections
@@ -86,17 +86,17 @@ class Answer:
         self.headers: Mapping[str, str] = response.headers
 
     def readinto(self, out: memoryview) -> int:
-        """Fill ``out``; return fewer bytes at the end of the body."""
+        """Fill ``out`` and return its length; return a smaller number at the end of the body."""
         count: int = self._response.readinto(out)
         return count
 
     def read(self, limit: int) -> bytes:
-        """Return the first ``limit`` bytes of the body, or all of it."""
+        """Return the first ``limit`` bytes of the body, or all bytes of a shorter one."""
         data: bytes = self._response.read(limit)
         return data
 
     def close(self) -> None:
-        """Keep the connection for the next request if the body was read to its end; close it otherwise."""
+        """Keep the connection for a later request if the body was read to its end; otherwise close it."""
         if self._response.isclosed() and not self._response.will_close:
             self._connections.keep(self._key, self._connection)
         else:
@@ -111,7 +111,7 @@ class Answer:
 
 
 class Connections:
-    """Connections to web servers, reused by later requests. Thread-safe."""
+    """A thread-safe pool of connections to web servers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -121,23 +121,23 @@ class Connections:
     def request(
         self, method: str, url: str, headers: Mapping[str, str], secret: Mapping[str, str], timeout: float
     ) -> Answer:
-        """Send a request, follow redirects, and return the answer, whatever its status is.
+        """Send a request, follow redirects, and return the answer, with any status.
 
         Parameters
         ----------
         headers : mapping
-            Sent to all servers, also after redirects.
+            Headers for all servers, also after redirects.
         secret : mapping
-            Sent until a redirect leads to another server.
+            Headers that are sent until a redirect leads to another server.
         timeout : float
-            Seconds without a byte.
+            The longest time without a byte, in seconds.
 
         Raises
         ------
         RedirectError, TooSlowError, OSError, http.client.HTTPException
-            No answer. ``TimeoutError``, an ``OSError``, if the server is silent.
+            There was no answer. A silent server raises ``TimeoutError``, which is an ``OSError``.
         ValueError
-            A host or port that cannot exist.
+            The host or port cannot exist.
         """
         first = origin_of(url)
         for _ in range(MAX_REDIRECTS + 1):
@@ -153,7 +153,7 @@ class Connections:
         raise RedirectError
 
     def keep(self, key: Origin, connection: HTTPConnection) -> None:
-        """Take back a connection whose last answer was read to its end."""
+        """Return a connection to the pool; its last answer must have been read to the end."""
         with self._lock:
             idle = self._idle.setdefault(key, [])
             if len(idle) < _MAX_IDLE:
@@ -206,7 +206,7 @@ class Connections:
 
 
 def origin_of(url: str) -> Origin:
-    """Return the server that an http: or https: address leads to; raise ``ValueError`` if it cannot exist."""
+    """Return the server of an http: or https: address; raise ``ValueError`` if it cannot exist."""
     parts = urlsplit(url)
     if not parts.hostname:
         raise ValueError(url)
@@ -214,7 +214,7 @@ def origin_of(url: str) -> Origin:
 
 
 def _redirected(url: str, location: str | None) -> str:
-    """Return the address that a redirect leads to, without a name and password."""
+    """Return the address to which a redirect leads, without user name and password."""
     if not location:
         raise RedirectError
     try:
@@ -258,7 +258,7 @@ def _connection(key: Origin, proxy: SplitResult | None, timeout: float) -> HTTPC
 
 @cache
 def _tls(*_: str | None) -> ssl.SSLContext:
-    """Return the settings of TLS, which depend on the values of ``_CERTIFICATES`` in the environment."""
+    """Return the TLS settings, which depend on the values of ``_CERTIFICATES`` in the environment."""
     return ssl.create_default_context()
 
 

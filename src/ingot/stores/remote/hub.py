@@ -1,7 +1,7 @@
 """The Hugging Face Hub: ``hf://org/name[@revision][/file]``, read from its local cache or from the Hub.
 
-huggingface_hub decides on the cache, the token, the endpoint and the offline mode. Ingot reads the bytes by ranges, as
-from any web server. A revision is resolved to a commit once, and all files are read from that commit.
+huggingface_hub decides on cache, token, endpoint and offline mode. Ingot reads bytes by ranges, as from any web server.
+A revision is resolved to a commit once, and all files are read from that commit.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ _PAGE = re.compile(
     rf"https://(?:www\.)?(?:huggingface\.co|hf\.co)/({_NAME}/{_NAME})/?(?:(?:tree|blob|resolve)/([^/?#]+)/?([^?#]*))?"
     r"(?:[?#].*)?"
 )
-# Suffixes of files without weights: a download that was interrupted may have left only these.
+# Suffixes of files without weights. An interrupted download may have left only such files.
 _COMPANIONS = (".json", ".txt", ".md", ".model", ".jinja", ".py", ".gitattributes")
 
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """A model, its revision, and the path of a file or folder in it; an empty path is the full model."""
+    """A model of the Hub, its revision, and the path of a file or folder in it; an empty path is the model."""
 
     model: str
     revision: str
     path: str
 
     def within(self, path: str, revision: str = "") -> str:
-        """Return the address of a path of this model, at this address's revision or at ``revision``."""
+        """Return the address of ``path`` in this model, at ``revision`` or else at this address's revision."""
         revision = quote(revision or self.revision, safe="")
         start = f"hf://{self.model}" + ("" if revision == _MAIN else f"@{revision}")
         return f"{start}/{quote(path)}" if path else start
 
 
 def hub_page(text: str) -> str:
-    """Return the ``hf:`` address for a page of the Hub, such as one copied from a browser; empty for other pages."""
+    """Return the ``hf:`` address for the address of a page of the Hub; empty for other pages."""
     match = _PAGE.fullmatch(text)
     if match is None:
         return ""
@@ -75,7 +75,7 @@ def hub_address(text: str) -> HubAddress:
 
 
 class HubStore(RemoteStore):
-    """A folder of a model at one commit, read from the Hub."""
+    """A folder of a model on the Hub at one commit."""
 
     def __init__(self, address: HubAddress, commit: str, names: Sequence[str], client: WebClient, scheme: HubScheme):
         org, _, name = address.model.partition("/")
@@ -88,7 +88,7 @@ class HubStore(RemoteStore):
         self._start = f"{address.path}/" if address.path else ""
 
     def list(self, folder: str = "") -> Listing:
-        """Return the files and folders directly in the folder at this commit."""
+        """Return the files and folders directly in the folder."""
         start = f"{self._start}{checked_name(folder, self.location)}/" if folder else self._start
         for name in self._names:
             if name.startswith(start):
@@ -96,7 +96,7 @@ class HubStore(RemoteStore):
         return listing_of(self._names, start)
 
     def open(self, name: str) -> ByteSource:
-        """Open a file; raise ``UsageError`` ``store.missing`` without a request if the commit lacks it."""
+        """Open a file; raise ``UsageError`` ``store.missing``, without a request, if the commit lacks it."""
         if self._start + checked_name(name, self.location) not in self._names:
             raise missing(self.location_of(name))
         return super().open(name)
@@ -112,13 +112,13 @@ class HubScheme(RemoteScheme):
     """The scheme of addresses ``hf://org/name[@revision][/file]``."""
 
     def store(self, text: str, io: str) -> Store:
-        """Return a store over the files of the model at the address ``text``, or over a folder of it."""
+        """Return the model at the address ``text``, or a folder of it, as a store."""
         return self._cached(hub_address(text), io, file=False) or self._online(hub_address(text))
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the store and the name of the file in it; for a folder, the folder and an empty name.
+        """Return the store and a file's name in it; for a folder, the folder and an empty name.
 
-        The local cache is used if it has the file, or all files of the model; otherwise the Hub.
+        If the local cache has the file, or all files of the model, it is used; otherwise the Hub.
         Raises ``UsageError`` ``store.missing``; ``ResourceError`` ``hub.offline``, ``store.denied``, ``remote.failed``.
         """
         address = hub_address(text)
@@ -139,7 +139,7 @@ class HubScheme(RemoteScheme):
         return inside, ""
 
     def _cached(self, address: HubAddress, io: str, *, file: bool) -> LocalStore | None:
-        """Return the folder of a cached snapshot that has the file, or all files of the model; None without one."""
+        """Return the cached snapshot's folder if it has the file, or all files of the model; else None."""
         hub = require("huggingface_hub", HUB_EXTRA)
         cache = require("huggingface_hub.constants", HUB_EXTRA).HF_HUB_CACHE
         if file:
@@ -147,7 +147,7 @@ class HubScheme(RemoteScheme):
                 path = hub.try_to_load_from_cache(
                     address.model, address.path, cache_dir=cache, revision=address.revision
                 )
-            except ValueError:  # a name that huggingface_hub never caches, such as C:x
+            except ValueError:  # huggingface_hub never caches such a name, for example C:x
                 return None
             return LocalStore(Path(path).parent, io) if isinstance(path, str) else None
         try:
@@ -176,7 +176,7 @@ class HubScheme(RemoteScheme):
 
 
 class HttpsScheme(WebScheme):
-    """The scheme of web addresses; an address of a page of the Hub leads to the page's model."""
+    """The scheme of web addresses; the address of a page of the Hub leads to the page's model."""
 
     def store(self, text: str, io: str) -> Store:
         page = hub_page(text)
@@ -198,9 +198,7 @@ def _client(hub: Any) -> WebClient:
 
 
 def _has_weights(store: LocalStore) -> bool:
-    """Return whether a cached snapshot is complete: it has files that may be weights, and all shards that its indexes
-    name.
-    """
+    """Return whether a cached snapshot is complete: it has weights, and all shards that its indexes list."""
     names = store.list().files
     if not any(not name.lower().endswith(_COMPANIONS) for name in names if not name.startswith(".")):
         return bool(store.list().folders)
@@ -208,7 +206,7 @@ def _has_weights(store: LocalStore) -> bool:
         indexes = [json.loads(store.head(name, _MAX_INDEX)) for name in names if name.endswith(".index.json")]
         return all(shard in names for index in indexes for shard in index["weight_map"].values())
     except (IngotError, ValueError, LookupError, TypeError, AttributeError):
-        return True  # the format's reader raises the precise error
+        return True  # the format's reader will raise the precise error
 
 
 def _hub_error(error: Exception, location: str) -> IngotError:

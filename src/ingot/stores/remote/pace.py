@@ -1,7 +1,6 @@
 """The minimum rate of a transfer.
 
-A limit on silence alone is not enough: a server that sends one byte every few seconds would hold a request open for as
-long as it likes.
+The timeout for silence is not enough: a server that sends a byte every few seconds could keep a request open forever.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ OFF = "off"
 
 
 class TooSlowError(Exception):
-    """A server sent less than the minimum rate over a whole window."""
+    """A server that sent less than the minimum rate during a window of time."""
 
 
 def minimum_rate() -> int:
-    """Return the number of bytes that a server must send per second; 0 for no minimum.
+    """Return the minimum rate of a server in bytes per second; 0 without a minimum.
 
     Raises ``UsageError`` ``remote.min-rate`` if the environment variable is not a size.
     """
@@ -39,12 +38,12 @@ def minimum_rate() -> int:
 
 
 class Pace:
-    """Counts the bytes of one answer, and raises an error after a window of time with too few.
+    """A counter of an answer's bytes that raises an error if too few arrive within a window of time.
 
     Parameters
     ----------
     window : float
-        Seconds over which the rate is averaged. The first window begins with the first bytes.
+        The length of a window in seconds. The first window begins with the first bytes.
     """
 
     def __init__(self, window: float) -> None:
@@ -54,7 +53,7 @@ class Pace:
         self._bytes = 0
 
     def count(self, nbytes: int) -> None:
-        """Add bytes that arrived; raise ``TooSlowError`` at the end of a window with too few."""
+        """Add ``nbytes`` arrived bytes; raise ``TooSlowError`` at the end of a window with too few."""
         now = time.monotonic()
         if not self._start:
             self._start = now

@@ -1,8 +1,8 @@
-"""Prefetching of ranges of remote files, for example while a runtime is imported or other weights are decoded.
+"""Prefetching of ranges of remote files, for example while a runtime is imported or other tensors are decoded.
 
-A caller announces the ranges that it is going to read (``Prefetcher.expect``). Threads read them in that order, a
-window of neighbours at a time, while the process holds at most ``MAX_AHEAD`` bytes that were not taken yet. Prefetching
-is only a hint: ranges whose window did not start, that failed or that are read twice are requested as usual.
+A caller announces the ranges that it will read (``Prefetcher.expect``). Threads read them in this order, one window of
+neighbouring ranges at a time. The process holds at most ``MAX_AHEAD`` prefetched bytes. Ranges that were not
+prefetched, whose prefetch failed, or that are read twice are requested as usual.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ingot.model.reading.ranges import coalesce, slice_ranges
 from ingot.stores.remote.transfer import Task, is_usable
 
 MAX_AHEAD = 1 << 30
-"""The limit of bytes that are read ahead; an eighth of the free memory if that is less."""
+"""The limit of prefetched bytes; an eighth of the free memory if that is less."""
 
 WINDOW = 32 << 20
-"""Bytes of a window, which several requests read at once; a larger range is a separate window."""
+"""Bytes of a window, which several requests read at once; a larger range is a window of its own."""
 
 LARGE = 4 << 20
-"""Minimum bytes of a range that is read into a separate buffer; smaller neighbours are read together."""
+"""Minimum size of a range that gets its own buffer, in bytes; smaller neighbours share one."""
 
 _READERS = 4
 
 Read = Callable[[Sequence[Task]], None]
-"""Fills buffers from offsets of one file."""
+"""A function that fills buffers from offsets of one file."""
 
 
 def _memory(length: int) -> memoryview:
@@ -41,10 +41,9 @@ def _memory(length: int) -> memoryview:
 
 
 class _Window:
-    """Neighbouring ranges of a file that are read together: their lengths by offset, and their bytes once they are
-    read.
+    """Neighbouring ranges of a file that are read together: their lengths by offset, and their bytes after the read.
 
-    ``nbytes`` is the sum of the lengths. It is updated with them, because there may be a hundred thousand ranges.
+    ``nbytes`` is the sum of the lengths, stored because there may be a hundred thousand ranges.
     """
 
     def __init__(self, owner: Prefetcher) -> None:
@@ -61,18 +60,18 @@ class _Window:
         self.nbytes += length
 
     def remove(self, start: int) -> int:
-        """Remove the range at offset ``start``; return its length, or 0 if it was removed before."""
+        """Remove the range at offset ``start``; return its length, or 0 if it is not in the window."""
         length = self.lengths.pop(start, 0)
         self.nbytes -= length
         return length
 
     def clear(self) -> None:
-        """Forget the lengths of all ranges of the window."""
+        """Remove all ranges of the window."""
         self.lengths = {}
         self.nbytes = 0
 
     def fill(self, read: Read, gap: int, halt: CancelToken) -> None:
-        """Read the ranges by ``read``. After an error the window has no bytes, and callers read the ranges by
+        """Read the ranges with ``read``. After an error the window has no bytes, and callers read their ranges
         themselves.
         """
         inherit_token(halt)
@@ -83,7 +82,7 @@ class _Window:
             joined = [(start, _memory(length)) for start, length in coalesce(small, gap, WINDOW)]
             read(sorted((*large, *joined), key=itemgetter(0)))
             self.data = dict(large)
-            # Joined ranges are copied, so that none keeps its neighbours in memory.
+            # A range that was read jointly is copied, so that it does not keep its neighbours in memory.
             is_separate = len(joined) == len(small)
             for (start, _), view in zip(small, slice_ranges(small, dict(joined)), strict=True):
                 self.data[start] = view if is_separate else np.frombuffer(view, np.uint8).copy().data
@@ -92,9 +91,9 @@ class _Window:
 
 
 class _Claims:
-    """The bytes of a range that callers claimed, as sorted parts (start, length) with gaps between them.
+    """The claimed bytes of a range, as sorted intervals (start, length) with gaps between them.
 
-    ``remaining`` counts the bytes that no caller has received yet; the code that hands them out decreases it.
+    ``remaining`` is the number of bytes that no caller has received yet; the code that returns bytes decreases it.
     """
 
     def __init__(self, length: int) -> None:
@@ -103,7 +102,7 @@ class _Claims:
         self._claimed: list[Range] = []
 
     def claim(self, start: int, length: int) -> bool:
-        """Claim bytes; return False and claim nothing if some are outside the range or were claimed before."""
+        """Claim bytes; return False, without a claim, if some are outside the range or claimed already."""
         if start + length > self._length:
             return False
         index = bisect_right(self._claimed, (start, self._length))
@@ -126,14 +125,14 @@ class _Claims:
 
 
 class Prefetcher:
-    """The prefetched ranges of one file. Thread-safe.
+    """A thread-safe reader that prefetches ranges of one file.
 
     Parameters
     ----------
     read : callable
-        Fills buffers from offsets of the file.
+        A function that fills buffers from offsets of the file.
     gap : int
-        The largest gap between two ranges, in bytes, that is read together with them.
+        The largest gap between two ranges that are read by one request, in bytes.
     """
 
     def __init__(self, read: Read, gap: int) -> None:
@@ -146,7 +145,7 @@ class Prefetcher:
         self._claims: dict[int, _Claims] = {}
 
     def expect(self, ranges: Iterable[Range]) -> None:
-        """Begin to read ``ranges`` in their order, after the ranges of earlier calls."""
+        """Start to prefetch ``ranges`` in this order, after the ranges of earlier calls."""
         windows: list[_Window] = []
         with self._lock:
             for start, length in ranges:
@@ -161,9 +160,9 @@ class Prefetcher:
         _QUEUE.add(windows)
 
     def take(self, offset: int, length: int) -> memoryview | None:
-        """Return prefetched bytes, waiting for a window that is being read; None if the bytes are not prefetched.
+        """Return prefetched bytes, waiting if their window is being read; None if they are not prefetched.
 
-        Each byte of a range is returned once, in any order. The full range is returned without a copy.
+        Each byte is returned once, in any order. A full range is returned without a copy.
         """
         if not (self._windows and length and is_usable()):
             return None
@@ -215,7 +214,7 @@ class Prefetcher:
 
 
 class _Queue:
-    """The windows of all files that are not read yet, and the number of prefetched bytes in memory."""
+    """The waiting windows of all files, and the number of prefetched bytes in memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -226,7 +225,7 @@ class _Queue:
         self._pool: Workers | None = None
 
     def add(self, windows: Iterable[_Window]) -> None:
-        """Append ``windows``, which are read after the windows that wait already."""
+        """Append windows to the waiting ones."""
         with self._lock:
             if not self._waiting:
                 self._max_bytes = min(MAX_AHEAD, available_ram() // 8)
@@ -234,9 +233,9 @@ class _Queue:
         self._start_windows()
 
     def is_coming(self, window: _Window, start: int) -> bool:
-        """Return whether the window of the range at ``start`` is being read or was read.
+        """Return whether the window with the range at ``start`` was read or is being read.
 
-        If the window is still waiting, the range is removed from it.
+        If the window is still waiting, remove the range from it.
         """
         with self._lock:
             if window.started:
@@ -246,7 +245,7 @@ class _Queue:
             return False
 
     def release(self, window: _Window, start: int) -> None:
-        """Remove the range at ``start``, whose bytes callers have received, and start to read the next windows."""
+        """Remove the range at ``start`` after its bytes were returned, and start to read the next windows."""
         with self._lock:
             window.data.pop(start, None)
             length = window.remove(start)
@@ -254,7 +253,7 @@ class _Queue:
         self._start_windows()
 
     def drop(self, windows: Iterable[_Window]) -> None:
-        """Remove windows with all their bytes."""
+        """Remove windows and their bytes."""
         with self._lock:
             for window in windows:
                 self._held_bytes -= window.nbytes if window.started else 0

@@ -1,4 +1,4 @@
-"""Reads remote files that have a seal: it reads full chunks, and requests a chunk with a wrong digest once more."""
+"""Read remote files that have a seal: full chunks are read, and a chunk with a wrong digest is requested again."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ingot.errors import IntegrityError
 from ingot.model.seal import HEAD, Seal
 from ingot.stores.remote.transfer import Task, transfer
 
-_MAX_CACHED_CHUNKS = 8  # chunks that were read for a part of their bytes
+_MAX_CACHED_CHUNKS = 8  # chunks of which only some bytes were requested
 
 Fetch = Callable[[int, memoryview], None]
 
 
 class SealedReader:
-    """Reads one sealed file, and checks its bytes against the seal. Thread-safe.
+    """A thread-safe reader that checks the bytes of one file against its seal.
 
     Parameters
     ----------
     seal : Seal
     fetch : callable
-        Fills a buffer from an offset of the file.
+        A function that fills a buffer from an offset of the file.
     name : str
-        The file in messages.
+        The file's name in messages.
     """
 
     def __init__(self, seal: Seal, fetch: Fetch, name: str) -> None:
@@ -37,7 +37,7 @@ class SealedReader:
         self._cached: OrderedDict[int, memoryview] = OrderedDict()
 
     def check_head(self, head: memoryview) -> None:
-        """Check the bytes that were read before the seal."""
+        """Check the first bytes of the file, which were read before the seal."""
         if len(head) >= min(HEAD, self._seal.size):
             self._seal.check_head(head, self._name)
 
@@ -78,7 +78,7 @@ class SealedReader:
         return np.empty(self._seal.chunks.span(index)[1], np.uint8).data if cached is None else cached
 
     def _read_checked(self, start: int, out: memoryview) -> None:
-        """Read full chunks and check their digests."""
+        """Read full chunks into ``out`` and check their digests."""
         size = self._seal.chunks.size
         self._fetch(start, out)
         for offset in range(0, out.nbytes, size):

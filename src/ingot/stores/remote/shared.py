@@ -1,12 +1,12 @@
 """Folders of buckets that several processes use at once (``stores.shared``).
 
-Object stores have no locks, but list an object as soon as it is written (S3 since 2020, Google, Azure). So a process
-that needs a shared or exclusive lock first writes a lease, an object in ``leases/``, and then lists the other leases.
-At least the later of two processes sees the other's lease. If the leases conflict, it removes its lease and waits.
+Object stores have no locks, but list an object as soon as it is written (S3 since 2020, Google, Azure). To get a shared
+or exclusive lock, a process first writes a lease, an object in ``leases/``, and then lists the other leases. The later
+of two processes thus sees the other's lease. If the leases conflict, it removes its lease and waits.
 
 A process renews its lease every minute. A lease that was not renewed for ten minutes belongs to a process that died or
-lost its connection. Its age is measured by the store's clock: the difference to the time of a lease just written. A
-process that lost its connection for so long finds its lease removed (``FolderLock.is_held``).
+lost its connection. The age is measured by the store's clock, relative to a lease just written. After a long loss of
+its connection, a process finds its lease removed (``FolderLock.is_held``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ingot.stores.remote.client import Client
 from ingot.stores.shared import LEASES, WAIT, FolderLock, SharedFolder, SharedStaging, busy
 
 RENEWED, STALE = 60.0, 600.0
-"""Seconds between two renewals of a lease, and the age in seconds at which a lease is ignored."""
+"""Seconds between renewals of a lease, and the age in seconds from which a lease is ignored."""
 
 _SHARED = ".use"
 _ALONE = ".alone"
@@ -44,7 +44,7 @@ _UPLOAD_PREFIX = "library-"
 
 
 class RemoteShared(SharedFolder):
-    """A folder of a bucket that several processes use.
+    """A folder of a bucket that several processes use at once.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class RemoteShared(SharedFolder):
         self._address = address
 
     def key(self, name: str) -> str:
-        """Return the key in the bucket of the file ``name``."""
+        """Return the key of the file ``name`` in the bucket."""
         return self._address.within(name).path
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -75,7 +75,7 @@ class RemoteShared(SharedFolder):
         return _version(self.client.state(self.key(name)))
 
     def stamps(self, folder: str) -> dict[str, Stamp]:
-        """Return the states of the files directly in a folder, by name, from one listing."""
+        """Return the stamps of the files directly in a folder, by name, with one request."""
         prefix = self.key(folder)
         names = {key.removeprefix(f"{prefix}/"): stamp for key, stamp in self.client.stamps(prefix).items()}
         return {name: stamp for name, stamp in names.items() if "/" not in name}
@@ -88,7 +88,7 @@ class RemoteShared(SharedFolder):
             pass
 
     def leftovers(self) -> list[str]:
-        """Return nothing: an upload that was interrupted leaves no object."""
+        """Return an empty list, because an interrupted upload leaves no object."""
         return []
 
     @contextmanager
@@ -127,7 +127,7 @@ class RemoteShared(SharedFolder):
                 os.close(lock)
 
     def abandoned(self, *, remove: bool) -> int:
-        """Implement ``SharedFolder.abandoned`` for all libraries in buckets: no process resumes their uploads."""
+        """Implement ``SharedFolder.abandoned`` for staging folders of all buckets; their uploads are never resumed."""
         count = 0
         for path in Path(default_cache("uploads")).glob(f"{_UPLOAD_PREFIX}*"):
             try:
@@ -146,23 +146,23 @@ def _version(stamp: Stamp) -> str:
 
 
 def _locked_folder(around: Path) -> tuple[Path, int | None]:
-    """Create a staging folder in ``around`` and lock it; return its path and the lock's descriptor.
+    """Create a locked staging folder in ``around``; return its path and the descriptor of the lock.
 
-    Other processes remove folders without a lock, because their process has died. The descriptor is None if folders
-    cannot be locked.
+    A folder without a lock belongs to a process that died, so other processes remove it. The descriptor is None if the
+    system cannot lock folders.
     """
     while True:
         path = Path(mkdtemp(prefix=_UPLOAD_PREFIX, dir=around))
         try:
             return path, _locked(path)
         except (BlockingIOError, FileNotFoundError):
-            continue  # another process removed or locked the folder before this one locked it
+            continue  # another process removed or locked the folder first
         except OSError:
             return path, None  # on Windows folders have no locks, and no process removes them
 
 
 def _locked(path: Path) -> int:
-    """Return a descriptor that holds the system's lock on a folder until it is closed.
+    """Return a descriptor that holds the system's lock on a folder until the descriptor is closed.
 
     Raises ``BlockingIOError`` if another process holds the lock, ``FileNotFoundError`` if the folder is missing, and
     other subclasses of ``OSError``.
@@ -214,7 +214,7 @@ class _Lease(FolderLock):
         self._folder.write(self._name, f"{os.getpid()} {secrets.token_hex(8)}\n".encode())
 
     def is_held(self) -> bool:
-        """Renew the lease; return whether it still existed and had not expired."""
+        """Renew the lease; return whether it existed and had not expired."""
         with self._guard:
             if not self._expired:
                 before = self._folder.stamps(LEASES).get(self._last)
@@ -230,7 +230,7 @@ class _Lease(FolderLock):
 
     @contextmanager
     def hold(self, seconds: float, conflicting: tuple[str, ...]) -> Iterator[None]:
-        """Wait until no lease has a suffix in ``conflicting``, then renew this lease until the end of the context."""
+        """Wait until no other lease has a suffix of ``conflicting``; then renew this lease until the context ends."""
         try:
             self._wait(seconds, conflicting)
             ended = threading.Event()
@@ -242,7 +242,7 @@ class _Lease(FolderLock):
                 ended.set()
                 thread.join()
         finally:
-            with suppress(IngotError):  # the lease expires without being removed
+            with suppress(IngotError):  # if it cannot be removed, the lease expires
                 self._folder.remove([self._name])
 
     def _wait(self, seconds: float, conflicting: tuple[str, ...]) -> None:
@@ -256,9 +256,9 @@ class _Lease(FolderLock):
             self.write()
 
     def _has_conflict(self, conflicting: tuple[str, ...]) -> bool:
-        """Return whether another process has a valid lease with one of these suffixes.
+        """Return whether another process has an unexpired lease with one of these suffixes.
 
-        If there is none and this lease is exclusive, remove the expired leases.
+        If no process has one and this lease is exclusive, remove the expired leases.
         """
         stamps = self._folder.stamps(LEASES)
         if self._last not in stamps:

@@ -23,17 +23,17 @@ from ingot.stores.remote.sealed_reader import SealedReader
 from ingot.stores.remote.transfer import transfer
 
 HEAD = 1 << 16
-"""Number of bytes that the request that opens a file reads."""
+"""Number of bytes that are read by the request that opens a file."""
 
 GAP = 1 << 14
-"""The largest gap between two ranges, in bytes, that one request reads together with them."""
+"""The largest gap between two ranges that one request reads, in bytes."""
 
 
 class RemoteSource(StampedSource, RangedSource):
-    """Reads ranges of one version of one file; the bytes that were read at opening stay in memory.
+    """A remote file at one version; its first bytes, read at opening, stay in memory.
 
-    A copy (``copy``, ``pickle``) reopens the file by its address, and is refused with ``store.changed`` if the file has
-    another version by now. Reading is thread-safe.
+    A copy (``copy``, ``pickle``) reopens the file by its address, and raises ``store.changed`` if its version differs.
+    Reading is thread-safe.
 
     Parameters
     ----------
@@ -41,11 +41,11 @@ class RemoteSource(StampedSource, RangedSource):
     key : str
     opened : Opened
     name : str
-        The file in messages.
+        The file's name in messages.
     reopen : callable
-        Reopens the file; copies call it.
+        A function that reopens the file, for copies.
     seal : callable, optional
-        Returns the seal of the file, or None; called before the first read past the head.
+        A function that returns the file's seal or None; called before the first read behind the head.
     """
 
     io = "remote"
@@ -76,7 +76,7 @@ class RemoteSource(StampedSource, RangedSource):
         self._ahead = Prefetcher(self._read, self.gap)
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Begin to read ``ranges``, which the caller is going to request once each."""
+        """Start to prefetch ``ranges``; the caller must request each once."""
         self._ahead.expect(ranges)
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -103,7 +103,7 @@ class RemoteSource(StampedSource, RangedSource):
             data[:] = prefetched
 
     def ranges(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        """Return the bytes of each range; one request reads ranges close to each other.
+        """Return the bytes of each range; ranges with small gaps share a request.
 
         Raises the errors of ``readinto``.
         """
@@ -114,7 +114,7 @@ class RemoteSource(StampedSource, RangedSource):
         return slice_ranges(ranges, dict(joined))
 
     def changed(self) -> bool:
-        """Return whether the file has another version now, judged by the server's headers."""
+        """Return whether the file has another version now, according to the server's headers."""
         if self._client is None or self._client.immutable:
             return False
         try:
@@ -154,9 +154,7 @@ class RemoteSource(StampedSource, RangedSource):
         transfer(partial(self._fetch, client), missing, self.name)
 
     def _sealed(self, client: RangeClient) -> SealedReader | None:
-        """Return the reader that compares bytes with the file's seal; None for a file without a seal. Loads the seal
-        once.
-        """
+        """Return the reader that compares bytes with the file's seal; None without a seal. The seal is loaded once."""
         with self._lock:
             if not self._seal_loaded:
                 seal = self._seal()
@@ -168,12 +166,12 @@ class RemoteSource(StampedSource, RangedSource):
         return self._proven
 
     def _fetch(self, client: RangeClient, start: int, out: memoryview) -> None:
-        """Fill ``out`` from the cache, if it exists and a strong ETag proves the version; else from the server."""
+        """Fill ``out`` from the cache if a strong ETag proves the version, else from the server."""
         named = client.immutable or self.stamp.is_strong
         cache = range_cache() if named and out.nbytes else None
         version = Stamp(self.size) if client.immutable else self.stamp
         name = "" if cache is None else name_of(f"{client.location}/{self._key}", version, start, out.nbytes)
-        is_retry = name in self._fetched  # the first bytes were wrong: do not read them from the cache again
+        is_retry = name in self._fetched  # the bytes were wrong: do not read them from the cache again
         self._fetched.add(name)
         if cache is not None and not is_retry and cache.get(name, out):
             return

@@ -1,4 +1,4 @@
-"""Staging for buckets: files are written on a local disk, then uploaded; the file that completes the artifact last."""
+"""Staging for buckets: files are written to a local disk, then uploaded; the file that completes the artifact last."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _DECIDING = (".index.json", "manifest.json")
 _UPLOADED = "uploaded.json"
 _BLOCK = 8 << 20
 _DELETING = 8
-_COPYING = 32  # copies at once, which the store makes
-# Files with these suffixes are uploaded first, the index of shards last, so that no reader finds an artifact that looks
-# complete and is not. If an artifact is replaced, its index or weights are deleted first: readers find no artifact
-# rather than a mixture of two.
+_COPYING = 32  # copies that the store makes at once
+# Files with these suffixes are uploaded first, the index of shards last, so that no reader sees an artifact that looks
+# complete but is not. If an artifact is replaced, its index or weights are deleted first: a reader then sees no
+# artifact instead of a mixture of two.
 _COMPANIONS = (".json", ".txt", ".md", ".model", ".jinja", ".py", ".tiktoken")
 
 
 class RemoteStaging(Staging):
     """A ``Staging`` whose files are uploaded to a bucket.
 
-    The local folder is in Ingot's cache. With ``resume`` an interrupted upload continues: objects that are unchanged in
-    the bucket are not uploaded again.
+    The local folder is in Ingot's cache. With ``resume``, an interrupted upload continues: objects that are unchanged
+    in the bucket are not uploaded again.
 
     Raises ``UsageError`` ``target.name``, ``target.exists``, ``target.not-a-file``, ``target.not-a-folder``; and the
     errors of ``OverwritePolicy.require_ours`` and ``Client``.
@@ -52,7 +52,7 @@ class RemoteStaging(Staging):
         directory: bool,
         resume: bool,
     ) -> None:
-        """Create the staging folder for ``address``; ``store`` is the same address as a folder, even for a file."""
+        """Create the staging folder for ``address``; ``store`` is the store at this address, even for a single file."""
         self._target = store
         self._address = address
         self._client = client
@@ -84,7 +84,7 @@ class RemoteStaging(Staging):
         return None
 
     def share(self) -> str:
-        """Return the address of a folder next to the target; with ``resume`` the files of an earlier run stay there.
+        """Return the address of a folder next to the target; with ``resume``, files of an earlier run stay in it.
 
         Raises ``UsageError`` ``target.name`` if the target is a full bucket.
         """
@@ -101,7 +101,7 @@ class RemoteStaging(Staging):
         return f"{self._shared.public}/"
 
     def take_over(self, files: Mapping[str, str]) -> None:
-        """Register files of the shared folder (name to path) for publication; the store copies their bytes."""
+        """Register files of the shared folder (name to path) for ``publish``, which copies them within the bucket."""
         assert self._shared is not None
         self._taken = {name: self._shared.within(path).path for name, path in files.items()}
 
@@ -168,7 +168,7 @@ class RemoteStaging(Staging):
                 now = self._client.state(key)
                 if now.is_strong and now.etag == uploaded[name][2] and now.size == state[0]:
                     return
-            except UsageError:  # gone
+            except UsageError:  # the object no longer exists
                 pass
         if source_key is None:
             self._client.put(key, path)
@@ -188,7 +188,7 @@ class RemoteStaging(Staging):
             self._client.delete(self._key(name))
 
     def _require_free(self) -> None:
-        """Raise an error if the target must not be replaced; called before hours of work as well as after."""
+        """Raise an error if the target must not be replaced; called before and after the long work."""
         location = self._address.public
         listing = self._target.list()
         try:
@@ -216,7 +216,7 @@ class RemoteStaging(Staging):
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
-    """Return the files that an interrupted run uploaded: names to size, digest and ETag."""
+    """Return the files that an interrupted run uploaded: name to size, digest and ETag."""
     try:
         uploaded = json.loads((folder / _UPLOADED).read_bytes())
     except (OSError, ValueError):

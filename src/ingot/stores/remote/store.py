@@ -34,7 +34,7 @@ _PAGE = 8 << 20
 class RemoteStore(Store):
     """The files below one remote folder.
 
-    The first ``open`` of a file fixes its version: all later reads of this store are of that version.
+    The first ``open`` of a file fixes its version for all later reads of this store.
     """
 
     def __init__(self, address: Address, client: RangeClient, scheme: RemoteScheme) -> None:
@@ -50,7 +50,7 @@ class RemoteStore(Store):
     def list(self, folder: str = "") -> Listing: ...
 
     def open(self, name: str) -> ByteSource:
-        """Open one file by one request, which also reads its first bytes.
+        """Open one file with one request, which also reads its first bytes.
 
         Raises the errors of ``RangeClient.open``, and ``FormatError`` ``store.escape``.
         """
@@ -68,7 +68,7 @@ class RemoteStore(Store):
         return RemoteSource(self._client, self._key(name), opened, self.location_of(name), reopen, seal)
 
     def _seal(self, name: str) -> Seal | None:
-        """Return the seal of a file, or None; after the first file without a seal, request no more seals."""
+        """Return the seal of a file, or None; after the first file without a seal, do not request others."""
         if self._unsealed or name.endswith(SUFFIX):
             return None
         try:
@@ -83,7 +83,7 @@ class RemoteStore(Store):
         return self.read(name, MAX_SEAL, "seal.fields")
 
     def stat(self, name: str) -> Stamp:
-        """Return the state of a file; raise the errors of ``open``."""
+        """Return the stamp of a file; raise the errors of ``open``."""
         source = self.open(name)
         assert isinstance(source, RemoteSource)
         return source.stamp
@@ -95,14 +95,14 @@ class RemoteStore(Store):
 
 
 class ObjectStore(RemoteStore):
-    """A folder of a bucket, whose objects are listed by prefix."""
+    """A folder of a bucket; its files are the objects with the folder's prefix."""
 
     def __init__(self, address: Address, client: Client, scheme: RemoteScheme) -> None:
         super().__init__(address, client, scheme)
         self.client = client
 
     def list(self, folder: str = "") -> Listing:
-        """Return the objects and folders directly in the store, or in ``folder``, by one request."""
+        """Return the files and folders directly in the store or in ``folder``, with one request."""
         prefix = self._key(checked_name(folder, self.location)) if folder else self.address.path
         start = f"{prefix}/" if prefix else ""
         objects, folders = self.client.list(prefix)
@@ -114,16 +114,16 @@ class ObjectStore(RemoteStore):
 
 
 class WebStore(RemoteStore):
-    """A folder of a web server, which may list the folder by a page of links."""
+    """A folder of a web server, which may have a page that lists the folder."""
 
     def __init__(self, address: Address, client: WebClient, scheme: RemoteScheme) -> None:
         super().__init__(address, client, scheme)
         self._pages = client
 
     def list(self, folder: str = "") -> Listing:
-        """Return the files and folders that the page of the folder links to.
+        """Return the files and folders to which the folder's page links.
 
-        Raises ``UnsupportedError`` ``remote.no-listing`` if the server has no page that lists the folder.
+        Raises ``UnsupportedError`` ``remote.no-listing`` if no page lists the folder.
         """
         key = self._key(checked_name(folder, self.location)) if folder else self.address.path
         try:
@@ -136,7 +136,7 @@ class WebStore(RemoteStore):
             raise
         if "html" not in media_type.lower():
             if folder:
-                return Listing()  # a file
+                return Listing()  # the link leads to a file
             raise self._no_listing()
         return _linked(page.decode("utf-8", "replace"), f"/{quote(key)}".rstrip("/") + "/")
 
@@ -169,7 +169,7 @@ class _Links(HTMLParser):
 
 
 def _linked(page: str, folder: str) -> Listing:
-    """Return the files and folders directly below ``folder`` that a page links to."""
+    """Return the files and folders directly below ``folder`` to which a page links."""
     parser = _Links()
     parser.feed(page)
     files: set[str] = set()
@@ -185,7 +185,7 @@ def _linked(page: str, folder: str) -> Listing:
 
 
 class RemoteScheme(Scheme):
-    """The base class of schemes whose files are remote."""
+    """A scheme whose files are remote; a base class."""
 
     needs_slashes = True  # s3:x is a path
 
@@ -200,14 +200,14 @@ class RemoteScheme(Scheme):
 
 
 class FolderScheme(RemoteScheme):
-    """A scheme whose addresses do not show whether they lead to a file or to a folder."""
+    """A scheme whose addresses do not show whether they name a file or a folder."""
 
     def store(self, text: str, io: str) -> Store:
         """Return the folder at an address; ``io`` has no effect."""
         return self.open_folder(address_of(text))
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the store and the name of the file in it; for a folder, the folder and an empty name.
+        """Return the store and a file's name in it; for a folder, the folder and an empty name.
 
         Raises ``UsageError`` ``store.missing`` if neither exists, and the errors of ``RemoteStore.open``.
         """
@@ -227,7 +227,7 @@ class FolderScheme(RemoteScheme):
         return parent, address.last
 
     def is_folder(self, store: RemoteStore) -> bool:
-        """Return whether a folder exists: whether its listing is not empty."""
+        """Return whether a folder exists, which means that its listing is not empty."""
         try:
             return store.list() != Listing()
         except IngotError:
@@ -267,12 +267,12 @@ class ObjectScheme(FolderScheme, WritableScheme):
         self._class_name = class_name
 
     def stage(self, text: str, replaced: OverwritePolicy, *, directory: bool, resume: bool) -> Staging:
-        """Return a local staging folder, whose files will be uploaded to the bucket."""
+        """Return a local staging folder whose files will be uploaded to the bucket."""
         store = self.open_folder(address_of(text))
         return RemoteStaging(store, store.address, store.client, replaced, directory=directory, resume=resume)
 
     def share(self, text: str, *, create: bool) -> RemoteShared:
-        """Return a folder of a bucket; it need not be created, because it exists as soon as it contains an object."""
+        """Return a folder of a bucket; ``create`` has no effect, because the first object creates the folder."""
         store = self.open_folder(address_of(text))
         return RemoteShared(store, store.address, store.client)
 
@@ -302,7 +302,7 @@ class AzureScheme(ObjectScheme):
 def _obstore(class_name: str, bucket: str, settings: dict[str, Any], address: Address) -> Any:
     """Return obstore's store ``class_name`` for a bucket.
 
-    Raises ``UsageError`` ``store.url``, without the secrets of ``address``, if obstore refuses the settings.
+    Raises ``UsageError`` ``store.url``, without the secrets of ``address``, if obstore rejects the settings.
     """
     api = require("obstore", EXTRA)
     try:

@@ -1,4 +1,4 @@
-"""Concurrent reading of ranges by the process's pool of threads, with requests of a bounded size."""
+"""Concurrent reading of ranges by a pool of threads, in requests of limited size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ingot.core.runtime.parallel import CancelToken, check_cancelled, inherit_to
 from ingot.errors import ResourceError
 
 PARALLEL = 16
-"""Requests in flight in a process."""
+"""The number of concurrent requests in a process."""
 
 MAX_REQUEST = 8 << 20
-"""The limit of one request, in bytes; with ``PARALLEL`` it bounds the bytes in flight."""
+"""The largest request, in bytes; with ``PARALLEL`` it bounds the bytes in flight."""
 
 Task = tuple[int, memoryview]
-"""An offset in a file, and the buffer to fill from there."""
+"""An offset in a file, and the buffer to fill from it."""
 
 
 class _Pool:
-    """The process's threads, created at their first use."""
+    """The process's pool of threads, created on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class _Pool:
             return self._threads
 
     def after_fork(self) -> None:
-        """Mark the child process as unusable if requests were made: obstore's threads do not exist in it."""
+        """Mark the pool of a forked child as unusable if the parent made requests: obstore's threads are missing."""
         self.forked = self.forked or self.used
         self._lock = threading.Lock()
         self._threads = None
@@ -47,7 +47,7 @@ after_fork(_POOL.after_fork)
 
 
 def is_usable() -> bool:
-    """Return whether this process can make requests: it was not forked from a process that made some."""
+    """Return whether this process can make requests; a process forked after a request cannot."""
     return not _POOL.forked
 
 
@@ -80,7 +80,7 @@ def transfer(read: Callable[[int, memoryview], None], tasks: Sequence[Task], loc
         for start, out in requests:
             read(start, out)
         return
-    halt = CancelToken()  # if the caller is interrupted, requests in flight stop at their next bytes
+    halt = CancelToken()  # if the caller is interrupted, running requests stop at their next bytes
 
     def run(start: int, out: memoryview) -> None:
         inherit_token(halt)

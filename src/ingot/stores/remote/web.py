@@ -33,7 +33,7 @@ _RETRIED = (408, 425, 429)
 
 
 class _StatusError(Exception):
-    """A server answered with an error status; ``body`` is the beginning of its answer."""
+    """An error status of a server; ``body`` is the beginning of its answer."""
 
     def __init__(self, status: int, body: bytes = b"") -> None:
         super().__init__(status)
@@ -42,14 +42,14 @@ class _StatusError(Exception):
 
 
 class WebClient(RangeClient):
-    """Reads the files below one address of a web server.
+    """A client for the files below one address of a web server.
 
     Parameters
     ----------
     base : str
-        The address, without secrets and without a slash at its end.
+        The address, without secrets and without a final slash.
     headers : mapping
-        Sent to this server only, not to servers that it redirects to.
+        Headers for this server, not for servers to which it redirects.
     query : str
         The secret part of a signed address; sent with each request.
     immutable : bool
@@ -65,7 +65,7 @@ class WebClient(RangeClient):
         self._connections = Connections()
 
     def state(self, key: str) -> Stamp:
-        """Implement ``RangeClient.state`` by requesting one byte: an address that is signed for GET refuses HEAD."""
+        """Implement ``RangeClient.state`` by requesting one byte, because an address signed for GET refuses HEAD."""
         return self._with_retries(key, lambda: self._open(key, 1).stamp)
 
     def page(self, key: str, limit: int) -> tuple[str, bytes]:
@@ -110,7 +110,7 @@ class WebClient(RangeClient):
         return self._connections.request("GET", url, headers, self._headers, settings.STALL)
 
     def _answered(self, key: str, answer: Answer, start: int, stop: int) -> Stamp:
-        """Return a file's state from the headers of an answer; raise an error if it lacks the requested range."""
+        """Return a file's stamp from an answer's headers; raise an error if the answer lacks the requested range."""
         if answer.status != 206:
             if answer.status == 200:
                 raise no_ranges(self._locate(key))
@@ -163,7 +163,7 @@ def _fill(answer: Answer, out: memoryview) -> int:
 
 
 def _stamp(answer: Answer, size: int) -> Stamp:
-    """Return the state of a file from the headers of an answer."""
+    """Return the stamp of a file from the headers of an answer."""
     modified = 0
     with suppress(TypeError, ValueError, OverflowError):
         modified = max(0, int(parsedate_to_datetime(answer.headers.get("Last-Modified") or "").timestamp())) * 10**9
