@@ -21,15 +21,13 @@ class Attachments:
     draft : mapping of name to Tensor, optional
         The tensors of a speculative-decoding draft head, under the names that they have in the head's checkpoint.
     draft_vocab : int
-        The size of the draft head's vocabulary, if the file states it and the head's tensors do not determine it; else
-        0.
+        The size of the draft head's vocabulary if only the file states it; 0 if the head's tensors determine it.
     coreml : Part, optional
         The bytes of a zipped Core ML package.
     program : mapping of path to Part, optional
-        The files of the Core ML package whose constants the tensors are. The writer writes the tensors into a copy of
-        it.
+        The files of a Core ML package whose constants are the tensors. The writer fills a copy of it.
     graph : mapping of name to Part, optional
-        The files of the ONNX model whose constants the tensors are. The writer writes the tensors into a copy of it.
+        The files of an ONNX model whose constants are the tensors. The writer fills a copy of it.
     """
 
     draft: Mapping[str, Tensor] | None = None
@@ -72,8 +70,8 @@ class Artifact:
         The model's ``config.json``, already adapted to the result. Only formats that describe the packing of tensors in
         this file use it: their writer adds its keys. For other formats the file is copied as a companion.
     before : mapping of name to LayoutSource
-        The tensors of the source that ``config`` belongs to. A writer compares them with ``tensors`` to find the
-        entries of ``config`` that are still true.
+        The tensors of the source that ``config`` describes. A writer compares them with ``tensors`` to find the entries
+        of ``config`` that still apply.
     """
 
     tensors: Sequence[TensorSpec]

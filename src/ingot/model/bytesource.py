@@ -14,7 +14,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Stamp(NamedTuple):
-    """The state of a file, taken from the open file. Equal stamps mean equal bytes as far as can be detected unread.
+    """The state of a file, taken from the open file. Equal stamps mean equal bytes, as far as can be known unread.
 
     In a file system ``ctime_ns`` cannot be set back as ``mtime_ns`` can, and ``device`` and ``inode`` distinguish a
     file from a replacement. In other stores ``etag`` identifies the version of the file. In JSON a stamp is a list of
@@ -37,8 +37,8 @@ class Stamp(NamedTuple):
 class ByteSource(Protocol):
     """Random access to bytes that do not change.
 
-    ``size`` is in bytes. If ``mapped`` is set, ``view`` copies nothing. ``copy`` and ``pickle`` create a source that
-    opens the same bytes again, or they refuse.
+    ``size`` is in bytes. If ``mapped`` is set, ``view`` copies nothing. ``copy`` and ``pickle`` create a source of the
+    same bytes, or raise an error.
     """
 
     name: str
@@ -77,8 +77,8 @@ class DerivedSource:
         return 0
 
     def computing_bytes(self) -> int:
-        """Return the number of bytes of memory that the first read needs to compute a full tensor. Tensors follow one
-        another.
+        """Return the bytes of memory that the first read of a tensor needs to compute all of it; one tensor is computed
+        at a time.
         """
         return 0
 
@@ -87,14 +87,14 @@ class DerivedSource:
         return "convert it on a machine with more memory"
 
     def verify_sources(self) -> None:
-        """Compare the digests of the parts that the bytes derive from, except digests that ranged reads compare.
+        """Compare the digests of the parts from which the bytes are computed, except digests that ranged reads compare.
 
         Raises ``IntegrityError``.
         """
 
 
 class StampedSource:
-    """A base class of sources that are files and have a stamp."""
+    """A base class of sources that are files, with a stamp."""
 
     stamp: Stamp
 
@@ -151,9 +151,9 @@ class PrivateMapping(ABC):
 
 
 class PrivateSource:
-    """The bytes of a mapped source. Views are writable memory that no other source shares.
+    """The bytes of a mapped source as writable memory that no other source shares.
 
-    Repeated views of a range return the same memory, with the caller's changes.
+    Each view of a range returns the same memory, which contains the caller's changes.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -199,7 +199,7 @@ class RangedSource:
         raise NotImplementedError
 
     def expect(self, ranges: Sequence[Range]) -> None:
-        """Start to read ranges that the caller will request once each. A source may ignore this hint."""
+        """Start to read ranges, which the caller must request once each. A source may ignore this hint."""
 
 
 class Sink(Protocol):

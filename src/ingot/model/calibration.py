@@ -1,4 +1,4 @@
-"""A calibration that has not run yet. Its statistics are collected all at once, or layer by layer without a file."""
+"""The calibration of a model as an object that runs later: at once, or layer by layer without a statistics file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array
 
 ProcessLayer = Callable[[Statistics, Callable[[Array, str], None]], Mapping[str, Any]]
-"""Called with the statistics of a layer, and a function that stores an array under a key; returns a JSON object.
+"""A callback for a layer: it gets the statistics, and a function that stores an array under a key.
 
-The statistics are deleted after the call."""
+It returns a JSON object. The statistics are deleted afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LayerResults:
 
 
 class CalibrationEstimate(Protocol):
-    """The seconds of a calibration, and the bytes of memory and disk that are in use at most during it."""
+    """Estimates for a calibration: seconds, and the largest number of bytes of memory and of disk in use."""
 
     @property
     def seconds(self) -> float: ...
@@ -46,7 +46,7 @@ class CalibrationEstimate(Protocol):
 
 
 class Calibration(ABC):
-    """A calibration of a model, with its options."""
+    """A calibration of a model."""
 
     @property
     def source(self) -> str:
@@ -54,7 +54,7 @@ class Calibration(ABC):
         return "samples of the model"
 
     def plan(self) -> CalibrationEstimate | None:
-        """Return what a run takes, measured on a few windows; None if it cannot be measured."""
+        """Return estimates for a run, measured on a few windows; None if they cannot be measured."""
         return None
 
     @abstractmethod

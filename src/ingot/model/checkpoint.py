@@ -21,12 +21,12 @@ from ingot.model.stacks import Flags
 from ingot.model.tensor import Array, Tensor, framework_name
 from ingot.naming.names import layer_of, role_of
 
-# A name only: the module imports this package, and loads when it is first used.
+# a name only, because the module imports this package; it is imported on first use
 _VIEWS: Registry[Any] = Registry("view", (("adapters", "ingot.adapters.view:with_adapters"),))
 
 
 class CheckpointSource:
-    """The files or the other checkpoint that a checkpoint reads.
+    """The files, or the checkpoint, that a checkpoint reads.
 
     This base class is the source of tensors in memory. It has no files to compare or close and cannot be copied.
     """
@@ -35,11 +35,11 @@ class CheckpointSource:
 
     @property
     def views(self) -> tuple[tuple[str, Any], ...]:
-        """The names and JSON arguments of the views that lead from the opened files to the checkpoint, in order."""
+        """Names and JSON arguments of the views that were applied to the opened files, in order."""
         return ()
 
     def identity(self) -> list[Any]:
-        """Return JSON values that identify the files: they differ between sources of different files."""
+        """Return JSON values that identify the files; sources of different files have different values."""
         return []
 
     def origins_of(self, name: str) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def views(self) -> tuple[tuple[str, Any], ...]:
-        """The names and JSON arguments of the views that lead from the opened checkpoint to this one, in order.
+        """Names and JSON arguments of the views that were applied to the opened checkpoint, in order.
 
         Equal views of equal files yield equal checkpoints.
         """
@@ -214,7 +214,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def require_unchanged(self) -> None:
         """Raise ``IntegrityError`` ``store.changed`` if a file was written to since it was opened.
 
-        The values that were read may belong to two versions of the file then.
+        If it raises, the values that were read may belong to two versions of the file.
         """
         self.source.require_unchanged()
 
@@ -280,13 +280,13 @@ class Checkpoint(Mapping[str, Tensor]):
         return {name: _load(self[name], framework, dtype, device, outputs.get(name)) for name in selected}
 
     def read_ahead(self, names: Iterable[str] | None = None) -> None:
-        """Start to read tensors, by default all, whose bytes are on another machine.
+        """Start to read tensors whose bytes are on another machine, by default all.
 
         Call it before reading each of these tensors once, in this order. Up to 1 GiB is read in advance.
         """
         if self.io == "mmap":
             return
-        runs: list[tuple[RangedSource, list[Range]]] = []  # in order: a source appears again after others
+        runs: list[tuple[RangedSource, list[Range]]] = []  # in order, because a source may follow others again
         for name in self if names is None else names:
             for part in self[name].parts.values():
                 source = remote_source(part.source)
@@ -307,7 +307,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def layers(
         self, framework: str = "np", dtype: Any = None, device: Any = None
     ) -> Iterator[tuple[int | None, dict[str, Any]]]:
-        """Yield ``(layer, {name: array})`` for one transformer layer after another; the arrays are not cached.
+        """Yield ``(layer, {name: array})`` for each transformer layer in order; the arrays are not cached.
 
         Tensors outside the layers have the layer None. Tensors that follow the layers in a forward pass (final norm,
         head) come last, the others first.

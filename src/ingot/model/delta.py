@@ -1,4 +1,4 @@
-"""The description of a delta in its metadata, equal in all containers: base, result and the change of each tensor."""
+"""The description of a delta in its metadata, equal in all containers: base, result, the change of each tensor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ KEY = "delta"
 OPS = ("apply", "replace", "same")
 
 VERSION, FITTED = 1, 2
-"""Versions of the description. ``FITTED`` is written only if a change has ``base_dtype`` or ``base_shape``; readers
-without support for these fields refuse that version."""
+"""Versions of the description. ``FITTED`` is written only if a change has ``base_dtype`` or ``base_shape``, so that
+readers without these fields refuse it.
+"""
 
 
 @preload
@@ -50,10 +51,10 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @preload
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The ids of a set of tensors, by which a delta recognizes its base.
+    """The ids of a set of tensors; a delta recognizes its base by them.
 
-    ``content`` does not depend on the layout: ``blake3:hex`` over the sorted names, element types, shapes and bytes.
-    ``hashes`` has ids of other tools by name, such as ``wdelta`` for the ``parent_hash`` of a ``.wdelta``.
+    ``content`` is independent of the layout: ``blake3:hex`` over the sorted names, element types, shapes and bytes.
+    ``hashes`` are ids of other tools, such as ``wdelta``: the ``parent_hash`` of a ``.wdelta`` file.
     """
 
     content: str | None = None
@@ -64,7 +65,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
 class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """The description of a delta: its strategy, the ids of base and result, and the change of each tensor.
 
-    ``tensors`` has the fine-tune's tensors in order. ``removed`` has the base's tensors that the fine-tune lacks.
+    ``tensors`` are the changes of the fine-tune's tensors in order; ``removed`` are tensors that only the base has.
     """
 
     version: int
@@ -128,8 +129,7 @@ def version_for(changes: Iterable[Change]) -> int:
 
 
 def _converted(value: Any) -> DeltaInfo:
-    """Return the description of a delta from a JSON-like value. Tensors whose entries are one object share one
-    ``Change``.
+    """Return the description of a delta from a JSON-like value; tensors with one shared entry share a ``Change``.
 
     Raises ``msgspec.ValidationError``.
     """

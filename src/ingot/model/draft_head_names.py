@@ -1,4 +1,4 @@
-"""The tensor names of EAGLE-3 draft heads, and their reconstruction from shapes if a file contains no names.
+"""The tensor names of EAGLE-3 draft heads, and how they follow from shapes if a file contains no names.
 
 The names follow ``SafeAILab/EAGLE`` (``model/cnets.py``).
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 TO_TARGET, IN_DRAFT = "d2t", "t2d"
-"""Names of the tensors that map vocabularies: an offset per draft token, and a mask over the target's tokens."""
+"""Names of two tensors: the offset of each draft token to its target token, and a mask over the target's tokens."""
 
 MATRICES = (
     *(f"self_attn.{projection}_proj.weight" for projection in "qkvo"),
@@ -31,7 +31,7 @@ Matrices = Mapping[int, tuple[int, int]]
 
 
 def is_nameless(names: Iterator[str] | Sequence[str] | Mapping[str, object]) -> bool:
-    """Return whether all names of a draft head are placeholders that a reader made up."""
+    """Return whether all names of a draft head are placeholders, which a reader uses for files without names."""
     names_list = list(names)
     return bool(names_list) and all(_PLACEHOLDER_NAME.fullmatch(name) for name in names_list)
 
@@ -67,7 +67,7 @@ def names_by_shape(tensors: Sequence[tuple[tuple[int, ...], str]], layers: int) 
 
 
 def _assignments(matrices: Matrices, hidden: int, assigned: dict[str, int]) -> Iterator[dict[str, int]]:
-    """Yield each assignment of all roles to matrices (role to index) that extends ``assigned``."""
+    """Yield each complete assignment of roles to indices of ``matrices`` that contains the entries of ``assigned``."""
     if len(assigned) == len(_ROLES):
         yield dict(assigned)
         return

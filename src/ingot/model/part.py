@@ -26,7 +26,7 @@ CHUNK = 1 << 20
 
 @dataclass(slots=True)
 class _Checks:
-    """The checks of a part that are complete and not repeated, and the part's bytes if they are cached."""
+    """Completed checks of a part, which are not repeated, and the part's bytes if they are cached."""
 
     verified: bool = False
     proven: set[int] = field(default_factory=set)
@@ -64,10 +64,10 @@ class Part:
     verify : bool
         Whether digests are checked.
     occupies : int or None
-        Bytes that the part takes in its file; None if they are ``length``. A container may store padding within a part.
+        The bytes that the part takes in its file, with padding; None if they are ``length``.
     by_chunks : bool
-        Whether readers check each chunk before they return bytes of it, instead of the full digest at the end. Readers
-        of ranges need this.
+        Whether readers check each chunk before they return its bytes, instead of the full digest at the end. Reads of
+        ranges need this.
     keeps : bool
         Whether ``stored`` caches the checked bytes. Then all callers receive the same memory.
     """
@@ -168,7 +168,7 @@ class Part:
             reader.readinto(out)
 
     def read_small(self, out: memoryview) -> bool:
-        """Fill ``out`` with the full bytes of a small local raw part and check its digest, with few calls.
+        """Fill ``out`` with all bytes of a small local raw part and check its digest, faster than a reader.
 
         Return False if the part does not qualify or its digest differs; ``reader`` then raises the precise error.
         """
@@ -272,7 +272,7 @@ class StoredReader:
             self._position += chunk.nbytes
 
     def skip(self, count: int) -> None:
-        """Skip the next stored bytes. The digest covers all bytes, so it is not checked then."""
+        """Skip the next stored bytes; the digest, which covers all bytes, is then not checked."""
         self._require(count)
         self._position += count
         self._hasher = self._chunked = None
@@ -333,7 +333,7 @@ class ChunkReader(StoredReader):
             out = out[target.nbytes :]
 
     def _read_chunks(self, index: int, out: memoryview) -> memoryview:
-        """Fill the beginning of ``out`` with one chunk, or with all that fit for a remote source, and return it."""
+        """Fill the beginning of ``out`` with one chunk, or for a remote source with all chunks that fit; return it."""
         start, length = self._chunks.span(index)
         if not is_remote(self._part.source):
             target = out[:length]
@@ -418,7 +418,7 @@ class PartReader:
             checksums.check(
                 self._digest, self._hasher.text(), "part.digest-mismatch", self._part.where, subject="the decoded bytes"
             )
-        if not isinstance(self._decoder, encodings.FramesReader):  # it reads single frames and checks each of them
+        if not isinstance(self._decoder, encodings.FramesReader):  # the reader of frames has checked each frame
             self._stored.finish()
 
     def _stored_bytes(self, offset: int, length: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""Receipts: measurements of an artifact's weights, stored with it. Definition: ``spec/evaluation.md``, "Receipts".
+"""Receipts: measurements of an artifact's weights that are stored with it (``spec/evaluation.md``, "Receipts").
 
 A receipt contains the content id of its weights, so it cannot be attributed to other weights.
 """
@@ -29,7 +29,7 @@ _ALGORITHM = "sha256"
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Measurements of the weights with the content id ``weights``. The key ``of`` identifies an entry's subject."""
+    """Measurements of the weights with content id ``weights``. The key ``of`` of an entry describes the measurement."""
 
     weights: str
     entries: Sequence[Mapping[str, Any]] = ()
@@ -83,8 +83,7 @@ def parse_receipt(raw: bytes, location: str) -> Receipt:
 def with_entry(old: Receipt | None, weights: str, entry: Mapping[str, Any]) -> Receipt:
     """Return a receipt with ``entry`` added as the last entry.
 
-    Entries of other weights, an earlier entry of the same subject, and the oldest entries above ``MAX_ENTRIES`` are
-    left out.
+    Entries of other weights, an earlier entry with the same ``of``, and the oldest above ``MAX_ENTRIES`` are left out.
     """
     kept_entries = (
         [] if old is None or old.weights != weights else [item for item in old.entries if item["of"] != entry["of"]]
@@ -93,7 +92,7 @@ def with_entry(old: Receipt | None, weights: str, entry: Mapping[str, Any]) -> R
 
 
 def try_parse_receipt(raw: bytes, location: str) -> tuple[Receipt | None, Fault | None]:
-    """Return a receipt and None, or None and the rule and message of its error. A bad receipt does not stop readers."""
+    """Return the receipt and None, or None and the rule and message of the error, so that readers can continue."""
     try:
         return parse_receipt(raw, location), None
     except (FormatError, IntegrityError) as error:

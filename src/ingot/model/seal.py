@@ -20,7 +20,7 @@ from ingot.model.reading.ranges import read_bytes
 SUFFIX = ".ingot.json"
 MAX_SEAL = 1 << 28
 HEAD = 1 << 16
-"""Bytes at the beginning of a file that have a separate digest: remote readers read them before the seal."""
+"""The number of first bytes with a separate digest, because remote readers read them before the seal."""
 
 _FORMAT = "ingot-seal-1"
 _ALGORITHM = "sha256"
@@ -58,7 +58,7 @@ class Seal:
         self.chunks.check(index, data, _RULE, location)
 
     def damaged_chunks(self, source: ByteSource) -> list[int]:
-        """Return the indices of chunks that differ in a file or lie beyond its end."""
+        """Return the indices of chunks of a file that differ from the seal, or are missing."""
         damaged = []
         for index in range(-(-self.size // self.chunks.size)):
             check_cancelled()
@@ -86,7 +86,7 @@ class Seal:
 
 
 def seal_of(source: ByteSource, content_id: str = "") -> Seal:
-    """Return the seal of a file; reads the file once."""
+    """Return the seal of a file, reading it once."""
     hasher = ChunkedHasher(_ALGORITHM)
     for start in range(0, source.size, CHUNK):
         check_cancelled()

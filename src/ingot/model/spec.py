@@ -12,7 +12,7 @@ from ingot.core.bytes import encodings
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """One part that will be written.
+    """A part that will be written.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class PartSpec:
     uncompressed_length : int or None
         Bytes before compression; None for ``raw``.
     limit : int or None
-        An upper bound of the bytes of a ``raw`` part of unknown length; None if its codec has none.
+        Upper bound of the bytes of a ``raw`` part whose length is unknown; None if its codec states none.
     """
 
     role: str
@@ -40,7 +40,7 @@ class PartSpec:
 
     @property
     def at_most(self) -> int:
-        """The number of stored bytes, or an upper bound of them if the length depends on the values."""
+        """The number of stored bytes, or an upper bound if the length depends on the values."""
         if self.length is not None:
             return self.length
         if self.uncompressed_length is not None:

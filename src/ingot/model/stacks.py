@@ -1,7 +1,7 @@
 """Kernel stacks: the implementations that can run a file's weights, and the choice of one of them.
 
-A file of a format such as ``.squizd`` declares features, and each feature has a kernel stack. An extension chooses the
-stack for a machine and a request. It registers in the group ``ingot.stack_selectors`` under the name of the format.
+A file format such as ``.squizd`` declares features, and each feature has a kernel stack. An extension chooses the stack
+for a machine and a request; it is registered in the group ``ingot.stack_selectors`` under the format's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Flags(enum.IntFlag):
 
 DEFINED_BITS = 0x7F
 NOT_SET = "flag not set"
-"""The reason against a stack whose feature the file lacks."""
+"""The reason against a stack whose feature flag is not set in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,9 @@ class StackRequest:
     packed : bool or None
         Whether weights stay packed; None leaves this to the stack.
     weights : str
-        The reason why the caller needs a model built from the weights instead of a Core ML package; empty if either is
-        sufficient.
+        Why the caller needs a model built from weights instead of a Core ML package; empty if both are possible.
     refused : str
-        The reason why coremltools refused the package; empty if it was not tried.
+        Why coremltools refused the package; empty if it was not tried.
     """
 
     device: str = "cpu"
@@ -56,16 +55,16 @@ class StackRequest:
 
     @property
     def from_codes(self) -> bool:
-        """Whether matrix products should multiply by the packed codes, if kernels for it exist.
+        """Whether matrices are multiplied as packed codes, if kernels for that exist.
 
-        By default this is so on the CPU, where such kernels run.
+        The default is True on the CPU, which has such kernels.
         """
         return self.device == "cpu" if self.packed is None else self.packed
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A stack of higher priority that is not chosen, and the reason."""
+    """A stack of higher priority that was not chosen, and the reason."""
 
     stack: str
     reason: str
@@ -73,9 +72,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The chosen stack, the reason, the skipped stacks of higher priority, and the additions of further features.
+    """The chosen stack with the reason, skipped stacks of higher priority, and descriptions of additional features.
 
-    ``computes`` states whether one of Ingot's stacks multiplies by the stored codes without decoding them.
+    ``computes`` states whether a stack of Ingot multiplies by the stored codes without decoding them.
     """
 
     platform: str

@@ -1,4 +1,4 @@
-"""Statistics of calibration: second moments of matrix inputs and gradients, by which quantizers weight errors.
+"""Statistics of a calibration: second moments of matrix inputs and gradients, by which quantizers weight errors.
 
 A statistics file is safetensors (``spec/calibration.md``). For the matrix ``NAME`` of ``rows`` x ``cols``::
 
@@ -10,7 +10,7 @@ A statistics file is safetensors (``spec/calibration.md``). For the matrix ``NAM
     NAME:count    i64 [1]           number of tokens
 
 An expert of a stacked tensor is ``NAME:expert.N``. If several matrices share A, the metadata entry ``NAME:same`` is the
-name of the matrix that stores it. One array is in memory at a time.
+name of the matrix that stores it. Memory holds one array at a time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ CHAT_WINDOWS = "chat_windows"
 """The metadata key for the number of windows that begin with a user's turn of the chat template."""
 FIELDS = (INPUTS, OUTPUTS, SQUARES, ABSMAX, MEANS, COUNT)
 SAME = "same"
-_ROWS = 1024  # rows that are checked together
+_ROWS = 1024  # rows that are checked at a time
 
-# A name only: the function that opens files is in a package that imports this one.
+# a name only, because the function is in a package that imports this one
 _READERS: Registry[Callable[..., Statistics]] = Registry(
     "statistics", (("file", "ingot.conversion.statistics_files:open_statistics"),)
 )
@@ -205,8 +205,7 @@ class Statistics:
         ----------
         path : path or address
         model : Checkpoint, optional
-            The calibrated model. Its tensor names replace llama.cpp's names, and statistics of another model are
-            refused.
+            The calibrated model. Its tensor names replace llama.cpp's names. Statistics of another model are refused.
 
         Raises
         ------
@@ -249,7 +248,7 @@ class Statistics:
             )
 
     def with_names(self, names: Mapping[str, str]) -> Statistics:
-        """Return the statistics of the matrices in ``names`` (old name to new name) under their new names."""
+        """Return the statistics of the matrices in ``names`` (old name to new name), under the new names."""
         entries = {
             f"{new}:{field}": entry
             for old, new in names.items()
@@ -278,7 +277,7 @@ class Statistics:
         return {**entries, COUNT: ArrayEntry(np.array([count], np.int64))}
 
     def _share(self, location: str) -> None:
-        """Give A to each matrix that shares it: metadata ``NAME:same`` names the matrix under which A is stored."""
+        """Give each matrix access to the A that it shares; metadata ``NAME:same`` is the matrix that stores it."""
         for key, source_name in self.metadata.items():
             name, _, field = key.rpartition(":")
             if field != SAME:

@@ -49,7 +49,7 @@ class Store(ABC):
         """Open a file. Raises ``UsageError`` ``store.missing`` if it does not exist."""
 
     def identity(self, folder: str = "") -> Hashable:
-        """Return a value that identifies a folder: equal for all names that links give it."""
+        """Return a value that identifies a folder; it is equal for all links to the folder."""
         return folder
 
     def tree(self, folder: str = "") -> Iterator[str]:
@@ -99,7 +99,7 @@ class Store(ABC):
             source.close()
 
     def head(self, name: str, size: int) -> bytes:
-        """Return a file's first ``size`` bytes, or all bytes of a shorter file."""
+        """Return a file's first ``size`` bytes, or all bytes of a smaller file."""
         source = self.open(name)
         try:
             return read_bytes(source, 0, min(size, source.size))
@@ -153,24 +153,22 @@ class Store(ABC):
         return f"{self.url}/{quote(name, errors='surrogateescape')}" if name and self.url else self.url
 
     def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
-        """Return whether a new file or a new folder at the address ``target`` would remove one of the files
+        """Return whether writing a file, or a folder, at the address ``target`` would remove one of the files
         ``names``.
         """
         addresses = {self.url_of(name) for name in names}
         return target in addresses or (folder and any(address.startswith(f"{target}/") for address in addresses))
 
     def contains_address(self, target: str) -> bool:
-        """Return whether the address ``target`` is the store's address or an address in the store; it need not
-        exist.
-        """
+        """Return whether the address ``target``, which need not exist, is the store's address or inside the store."""
         return bool(self.url) and f"{target}/".startswith(f"{self.url}/")
 
 
 @dataclass(frozen=True, slots=True)
 class OverwritePolicy:
-    """The decision whether an existing artifact may be overwritten.
+    """The permission to overwrite an existing artifact.
 
-    ``allowed`` permits it. ``require_ours`` raises an error for folders that must not be overwritten.
+    ``allowed`` gives it. ``require_ours`` raises an error for folders that must not be overwritten even then.
     """
 
     allowed: bool = False
@@ -210,7 +208,7 @@ def copy_file(store: Store, name: str, sink: Sink) -> None:
 
 
 class CachedStore(Store):
-    """A store that caches the listings and small files of another store while an artifact is opened.
+    """A store that caches listings and small files of another store while an artifact is opened.
 
     Each folder is listed once. ``read`` reads each small file once.
     """
@@ -279,7 +277,7 @@ class FilteredStore(Store):
 
     def open(self, name: str) -> ByteSource:
         if name in self._hidden:
-            raise UsageError("this file is left out here", rule="store.missing", where=self.location_of(name))
+            raise UsageError("this file is hidden", rule="store.missing", where=self.location_of(name))
         return self._store.open(name)
 
     def stat(self, name: str) -> Stamp:

@@ -28,7 +28,7 @@ from ingot.model.spec import PartSpec, TensorSpec
 Array = np.ndarray[Any, np.dtype[Any]]
 _DLPACK_CPU = (1, 0)  # kDLCPU, and the number of the device
 
-# Names only: these modules import this package, not the reverse, and load when they are first used.
+# names only, because these modules import this package; they are imported on first use
 FRAMEWORKS: Registry[Callable[[Array, Any], Any]] = Registry(
     "framework",
     (
@@ -53,10 +53,10 @@ def framework_name(framework: str) -> str:
 
 
 class Decoder(ABC):
-    """The methods of a codec that tensors call. Every codec derives from this class; ``artifacts.open`` attaches it.
+    """The methods of a codec that tensors call; the base class of codecs. ``artifacts.open`` attaches it to tensors.
 
-    If ``elementwise`` is set, a tensor may be read in any runs of elements instead of full rows, as a matrix of
-    ``size x 1``.
+    If ``elementwise`` is set, any run of elements of a tensor may be read, not only full rows; the shape is then
+    treated as a matrix ``size x 1``.
     """
 
     elementwise: ClassVar[bool]
@@ -70,23 +70,23 @@ class Decoder(ABC):
         """Return a sequential reader of the tensor's rows, starting at the first row."""
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return the positions of runs of elements in the parts, for assembling a tensor of ``shape`` from runs.
+        """Return the positions of runs of elements in the parts, to assemble a tensor of ``shape`` from runs.
 
-        None if that tensor would need other parameters, or if the positions of runs are not known.
+        None if that tensor needs other parameters, or if positions of runs are unknown.
         """
         return None
 
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
-        """Return the bytes that ``count`` columns of a row take in each part, wherever they begin.
+        """Return the bytes that ``count`` columns of a row take in each part, from any column on.
 
-        The value is 0 for a part that belongs to full rows or to the tensor. The result is None if the positions of
-        columns are not known, if a tensor with ``count`` columns would need other parameters, or if its parts would
-        begin within a byte, a word or a group that shares a scale.
+        The value is 0 for a part that belongs to full rows or to the tensor. The result is None if positions of columns
+        are unknown, if a tensor of ``count`` columns needs other parameters, or if its parts would begin within a byte,
+        a word or a group.
         """
         return None
 
     def to_runs(self, tensor: Tensor) -> Tensor | None:
-        """Return the tensor in a layout whose runs have known positions; its parts are computed when they are read.
+        """Return the tensor in a layout whose runs have known positions; its parts are computed on access.
 
         None if the codec has no such layout.
         """
@@ -128,7 +128,7 @@ def _is_float(target: np.dtype[Any]) -> bool:
 
 
 def array_part(array: Array) -> Part:
-    """Return an array as a raw part in memory, with the storage type that files use for its element type."""
+    """Return an array as a raw part in memory, with the storage type that files use for the array's element type."""
     row = resolve_dtype(array.dtype)
     return memory_part(array, row.storage, None if row.is_storage else row.name)
 
@@ -142,7 +142,7 @@ class Tensor:
     name : str
     shape : tuple of int
     dtype : str
-        Logical element type: a canonical name of ``core.numeric.dtypes``, or an unsupported type as the file spells it.
+        Logical element type: a name of ``core.numeric.dtypes``, or an unsupported type as spelled in the file.
     codec : str
         Codec id (zTensor's object ``format``).
     parts : mapping of role to Part
@@ -158,7 +158,7 @@ class Tensor:
         Stored bits per element of the source, if a view computes new values: rounded, rotated or scaled. 0 if the
         values are the stored ones.
     stored_like : Tensor or None
-        The tensor whose codec and element type a conversion gives these f32 values, if no rule of a recipe does.
+        If no rule of a recipe matches: the tensor whose codec and element type a conversion uses for these f32 values.
     """
 
     name: str
@@ -216,7 +216,7 @@ class Tensor:
 
     @property
     def stored_bits(self) -> float:
-        """Stored bits per element; those of the source if a view computes the values."""
+        """Stored bits per element; those of the source if a view computed the values."""
         return self.source_bits or 8 * self.nbytes / max(self.size, 1)
 
     @property
@@ -255,7 +255,7 @@ class Tensor:
         return layout_of(self)
 
     def spec(self) -> TensorSpec:
-        """Return the spec of this tensor with its parts unchanged."""
+        """Return the spec for writing this tensor with unchanged parts."""
         parts = tuple(
             PartSpec(role, part.dtype, part.length, part.type, part.encoding, part.uncompressed_length)
             for role, part in self.parts.items()
@@ -263,7 +263,7 @@ class Tensor:
         return TensorSpec(self.name, self.shape, self.dtype, self.codec, parts, dict(self.params))
 
     def private(self) -> Tensor:
-        """Return a copy of this tensor over memory that no other tensor shares, so that decoded arrays are writable.
+        """Return a copy of this tensor with memory that no other tensor shares, so that decoded arrays are writable.
 
         Arrays that are views of a mapped file become views of a copy-on-write mapping.
         """

@@ -128,8 +128,8 @@ class AffineLayout:
 
     @property
     def rounds_products(self) -> bool:
-        """Whether ``s * q`` is rounded to the type of scales before the offset ``z`` is added, as runtimes that use it
-        do.
+        """Whether ``s * q`` is rounded to the type of the scales before ``z`` is added, as in runtimes with this
+        layout.
         """
         return self.offset and self.scales != "f32"
 
@@ -185,11 +185,11 @@ class AffineLayout:
         return -(2.0 ** (self.bits - 1)) if self.signed else 0.0
 
     def in_rows(self, cols: int) -> bool:
-        """Return whether every row begins at a byte. ``flat_lsb`` equals ``rows_lsb`` if rows fill whole bytes."""
+        """Return whether every row begins at a byte; rows of ``flat_lsb`` do if they fill whole bytes."""
         return self.packing != FLAT_LSB or cols * self.bits % 8 == 0
 
     def is_flat(self, shape: Shape) -> bool:
-        """Return whether the codes are one bit stream, low bits first, without padding between rows."""
+        """Return whether the codes are one bit stream, first code in the low bits, without padding between rows."""
         cols = self.matrix_of(shape)[1]
         return self.packing == FLAT_LSB or (self.packing == ROWS_LSB and cols * self.bits % 8 == 0)
 
@@ -357,7 +357,7 @@ def _block(reader: Attributes, shape: Shape) -> Shape:
 
 
 def canonical(layout: AffineLayout, shape: Shape) -> AffineLayout:
-    """Return an equivalent layout of the same bytes without ``matrix``; ``layout`` itself if there is none.
+    """Return an equivalent layout of the same bytes without ``matrix``; ``layout`` if there is no equivalent.
 
     If the codes are one bit stream in both layouts, a scale per run of ``n`` elements equals a scale per group of ``n``
     columns, provided that ``n`` divides the columns.

@@ -1,4 +1,4 @@
-"""Alternative layouts of the same numbers in all families, such as affine layouts of ggml's blocks."""
+"""Layouts that store the same numbers in another way, such as ggml's blocks as affine integers."""
 
 from __future__ import annotations
 
@@ -178,10 +178,9 @@ def _affine(layout: AffineLayout, tensor: LayoutSource) -> Iterator[Storable]:
 
 
 def _even_group(layout: AffineLayout, cols: int) -> Group | None:
-    """Return a smaller group for a layout whose groups do not divide a row; None if its groups divide the row.
+    """Return a smaller group that divides a row; None if the layout's groups divide the row already.
 
-    The result is the largest group that divides a row and the layout's groups. None also if this group is so small that
-    its scales need more space than its codes.
+    The result is the greatest common divisor; None if its scales would need more space than its codes.
     """
     group = layout.group_size
     if group is None or cols <= group or cols % group == 0:
@@ -205,7 +204,7 @@ def _packed_ints(layout: AffineLayout, shape: Shape) -> Iterator[PackedIntLayout
 
 
 def _rows_of_packed_ints(layout: PackedIntLayout, tensor: LayoutSource) -> Iterator[Storable]:
-    """Yield the row-by-row layouts of the integers in ``layout``, those with a constant zero point first.
+    """Yield layouts that store the integers of ``layout`` row by row, those with a constant zero point first.
 
     Groups that are not runs of columns have no row-by-row layout.
     """
@@ -219,10 +218,10 @@ def _rows_of_packed_ints(layout: PackedIntLayout, tensor: LayoutSource) -> Itera
 
 
 def _scaled_codebooks(layout: ScaledCodebookLayout, tensor: LayoutSource) -> Iterator[ScaledCodebookLayout]:
-    """Yield alternative layouts of a scaled codebook with the same indices.
+    """Yield layouts that store a scaled codebook with the same indices in another way.
 
-    The layouts differ in the order of two indices in a byte, in the grid of the scales, in the second scale (division
-    instead of multiplication, or a second scale of 1), in f32 scales, and in tables that are given by name.
+    The layouts differ in the order of two indices in a byte, in the grid of the scales, in the second scale (divide
+    instead of multiply, or a second scale of 1), in f32 scales, and in named tables.
     """
     seconds = dict.fromkeys((layout.second, None, MULTIPLY, DIVIDE))
     scales = dict.fromkeys((layout.scales, "f32"))
@@ -240,7 +239,7 @@ def _scaled_codebooks(layout: ScaledCodebookLayout, tensor: LayoutSource) -> Ite
 
 
 def _grids(layout: ScaledCodebookLayout, shape: Shape) -> Iterator[Grid]:
-    """Yield the grids with equal or repeated scales. ``shape`` is the stored shape."""
+    """Yield grids that describe the same scales, or scales that are repeated. ``shape`` is the stored shape."""
     cols = matrix_shape(shape)[1]
     yield layout.grid
     match layout.grid:
@@ -265,7 +264,7 @@ def _grids(layout: ScaledCodebookLayout, shape: Shape) -> Iterator[Grid]:
 
 
 def _compressed_rows(layout: CsrLayout) -> Iterator[CsrLayout]:
-    """Yield the alternatives of compressed sparse rows: with ascending columns, with u64 indices, or with both."""
+    """Yield other layouts of compressed sparse rows: with ascending columns, with u64 indices, or with both."""
     if layout.nnz is None or layout.dtype not in DTYPES:
         return
     for indices in dict.fromkeys((layout.indices, "u64")):
@@ -275,7 +274,7 @@ def _compressed_rows(layout: CsrLayout) -> Iterator[CsrLayout]:
 
 
 def _pruned(layout: BlocksLayout, tensor: LayoutSource) -> Iterator[BlocksLayout]:
-    """Yield layouts of a pruned matrix that differ in the layout of the stored matrix; none if that is dense."""
+    """Yield layouts of a pruned matrix with other layouts of the stored matrix; none if that matrix is dense."""
     if not isinstance(layout.inner, DenseLayout):
         stored = inner_source(tensor, layout.inner_shape(tensor.shape), layout.inner.codec, tensor.params)
         for inner in family_alternatives(layout.inner, stored):
@@ -283,9 +282,9 @@ def _pruned(layout: BlocksLayout, tensor: LayoutSource) -> Iterator[BlocksLayout
 
 
 def _blocks(layout: AffineLayout, tensor: LayoutSource) -> Iterator[GgmlBlocksLayout]:
-    """Yield the block types with the same bits per code, the smallest first.
+    """Yield ggml's block types with the same number of bits per code, the smallest first.
 
-    A scale for more than 32 columns is repeated for each block; blocks must not cross the border of two groups.
+    A scale for more than 32 columns is repeated for each block; a block must not cross a border of groups.
     """
     cols = matrix_shape(tensor.shape)[1]
     if layout.matrix is not None or isinstance(layout.grid, Blocks | PerTensor):
@@ -298,7 +297,7 @@ def _blocks(layout: AffineLayout, tensor: LayoutSource) -> Iterator[GgmlBlocksLa
 
 
 def _codebook_blocks(layout: ScaledCodebookLayout, tensor: LayoutSource) -> Iterator[GgmlBlocksLayout]:
-    """Yield the block types with the same values. A scale for more columns than a block is repeated for each block."""
+    """Yield ggml's block types with the same values; scales for more columns than a block are repeated."""
     if layout.transposed or len(tensor.shape) < 1:
         return
     cols = tensor.shape[-1]

@@ -32,7 +32,7 @@ def resolve_codec(text: Any) -> Any:
 
 
 def codec_of(stored: str) -> str:
-    """Return the codec for an id in a file. ``file_id`` returns the same id again, also for unsupported ids."""
+    """Return the codec for an id in a file; ``file_id`` converts it back, also if the id is unsupported."""
     if stored in _FILE_IDS or stored.startswith(_FOREIGN):
         return _FOREIGN + stored
     return _CODECS.get(stored, stored)
@@ -92,9 +92,9 @@ class Storable(Layout, Protocol):
 
 
 def is_rows_first(layout: Layout) -> bool:
-    """Return whether containers that support ``layout`` should nevertheless store its numbers row by row if they can.
+    """Return whether a container that supports ``layout`` should store its numbers row by row instead, if possible.
 
-    The class states it as ``rows_first``. It is set for packings of other programs.
+    Classes state it as ``rows_first``, which is set for packings of other programs.
     """
     return bool(getattr(layout, "rows_first", False))
 

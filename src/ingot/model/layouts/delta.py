@@ -13,7 +13,7 @@ from ingot.model.layouts.base import Attributes, LayoutSource
 RAW = "raw"
 GAPS = "gap_delta"
 INDEX_TYPES: Mapping[str, tuple[str, ...]] = {RAW: ("i32", "i64"), GAPS: ("u16", "u32")}
-"""The encodings of positions in a patch, absolute or as gaps between positions, and their element types."""
+"""Encodings of positions in a patch (absolute, or gaps between positions), and the element types of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Int4DeltaLayout:
 
 @dataclass(frozen=True, slots=True)
 class PatchLayout:
-    """Positions, and the values that replace the base's values there.
+    """Positions in the base's tensor, and the values to put there.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ DTYPE = "bf16"
 class TcaLayout:
     """bf16 in bit planes: three bits select one of seven consecutive exponents, the other bits are stored unchanged.
 
-    ``start`` is the exponent before the first of the seven; None until a fit pass has chosen it.
+    ``start`` is the exponent below the seven; None until a fit pass chooses it.
     """
 
     start: int | None

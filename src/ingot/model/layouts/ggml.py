@@ -17,7 +17,7 @@ DTYPE = "f32"
 
 
 class BlockType(NamedTuple):
-    """A type of block. ``wide`` has the offset and size of each number in the block that has several bytes."""
+    """A type of block: its elements, its bytes, and in ``wide`` the offset and size of each number of several bytes."""
 
     elements: int
     nbytes: int

@@ -1,7 +1,7 @@
-"""Scale tensors with the rank of the weights, as in Core ML and ONNX, and their conversion to grids of affine layouts.
+"""Scale tensors with as many dimensions as the weights, as in Core ML and ONNX, as grids of affine layouts and back.
 
-Along each dimension a scale belongs to ``size / scales`` consecutive elements. Affine layouts use groups of consecutive
-elements if possible, because more containers support them.
+Along each dimension, a scale applies to ``size / scales`` consecutive elements. If possible, affine layouts use groups
+of consecutive elements, because more containers support them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ingot.model.layouts.base import Shape, matrix_shape
 
 
 def on_grid(shape: Shape, scales: Shape, codes: tuple[int, bool], zero: Zero, dtype: str) -> AffineLayout:
-    """Return the layout of codes in one bit stream with scales of the same rank.
+    """Return the layout of codes in one bit stream, whose scales have as many dimensions as the tensor.
 
     Parameters
     ----------
     shape : tuple of int
         The shape of the tensor.
     scales : tuple of int
-        The shape of the scales; each size divides the tensor's size.
+        The shape of the scales; each of its sizes divides that of the tensor.
     codes : (int, bool)
         Bits of a code, and whether codes are signed.
     zero : Zero
@@ -47,7 +47,7 @@ def on_grid(shape: Shape, scales: Shape, codes: tuple[int, bool], zero: Zero, dt
 
 
 def _grid(shape: Shape, scales: Shape) -> tuple[Grid, tuple[int, int] | None]:
-    """Return the grid, and the matrix shape of the layout if it differs from that of the tensor; else None."""
+    """Return the grid, and the layout's matrix shape if it differs from the tensor's, else None."""
     size = prod(shape)
     count = prod(scales)
     if count == 1:
@@ -66,9 +66,9 @@ def _grid(shape: Shape, scales: Shape) -> tuple[Grid, tuple[int, int] | None]:
 
 
 def run_axis(shape: Shape, scales: Shape) -> int | None:
-    """Return the dimension along which runs of consecutive elements share scales; None if scales are not along runs.
+    """Return the dimension along which consecutive elements share a scale; None if scales have another arrangement.
 
-    Each index of the dimensions before it has separate scales; the dimensions after it share scales.
+    Indices of earlier dimensions have separate scales; elements of later dimensions share them.
     """
     axis = next(
         (index for index, (size, scale_size) in enumerate(zip(shape, scales, strict=True)) if size != scale_size),
@@ -77,14 +77,12 @@ def run_axis(shape: Shape, scales: Shape) -> int | None:
     single_after = all(scale_size == 1 for scale_size in scales[axis + 1 :])
     if not single_after:
         return None
-    # Trailing dimensions of size 1 belong to the run too, although their size equals that of the scales.
+    # Trailing dimensions of size 1 belong to the run too, although each has as many scales as elements.
     return min(axis, len(shape) - 1)
 
 
 def scale_dims(layout: AffineLayout, shape: Shape) -> Shape | None:
-    """Return the shape of the scales of ``layout`` in as many dimensions as ``shape``; None if there is no such
-    shape.
-    """
+    """Return the shape of the scales of ``layout`` with as many dimensions as ``shape``; None if there is none."""
     if isinstance(layout.grid, PerTensor):
         return (1,) * len(shape)
     if isinstance(layout.grid, Blocks):
@@ -95,7 +93,7 @@ def scale_dims(layout: AffineLayout, shape: Shape) -> Shape | None:
 
 
 def _dims_of_run(shape: Shape, run: int) -> Shape | None:
-    """Return the shape of scales of which each serves ``run`` consecutive elements; None if no such shape exists."""
+    """Return the shape of scales that apply to ``run`` consecutive elements each; None if no shape has this meaning."""
     dims = [1] * len(shape)
     remaining = run
     for axis in range(len(shape) - 1, -1, -1):

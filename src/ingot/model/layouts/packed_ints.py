@@ -52,7 +52,7 @@ META = "meta"
 FACTORS = "factors"
 """The part with a factor for every column, in the logical element type; [columns]."""
 INTEGERS, NUMBERS, SUBTRACTED, ADDED = "integers", "numbers", "subtracted", "added"
-"""Forms of zero points: packed integers; numbers in the scales' type; or numbers in the scales' type that are
+"""Forms of zero points: packed integers; numbers in the type of the scales; or offsets in that type, which are
 subtracted from, or added to, the product of scale and code."""
 
 
@@ -62,18 +62,18 @@ PLANES: Mapping[int, tuple[tuple[int, int], ...]] = {
     6: ((4, 0), (2, 4)),
     7: ((4, 0), (2, 4), (1, 6)),
 }
-"""The bit planes of codes by bits of a code, in the order of their words: bits of a plane, and its first bit."""
+"""Bit planes by bits of a code, in the order of their words; for each plane its number of bits and its first bit."""
 
 
 class PackingForm(NamedTuple):
     """The packing of a tool: the supported bits, and the arrangement of codes and zero points.
 
     ``transposed``: scales are [groups, rows], and a word contains codes of several columns of a row or of several rows
-    of a column; otherwise everything is row by row. ``signed``: codes and integer zero points are in two's complement.
-    ``stacked``: the sequence of all groups is split into as many runs as a byte has codes (a word for 3 bits), and each
-    byte contains one code of every run. ``zeros``: the form of zero points; None if codes are symmetric.
-    ``same_as_affine``: the parts that are equal to those of ``affine`` in rows. ``integers``: the type of the codes.
-    ``written``: whether Ingot writes this packing; it reads all.
+    of a column; otherwise everything is stored row by row. ``signed``: codes and integer zero points are in two's
+    complement. ``stacked``: the groups are split into as many runs as a byte (for 3 bits: a word) has codes, and each
+    byte contains one code of each run. ``zeros``: the form of zero points; None if codes are symmetric.
+    ``same_as_affine``: the parts whose bytes are those of ``affine`` in rows. ``integers``: the type of the codes.
+    ``written``: whether Ingot also writes this packing.
     """
 
     bits: tuple[int, ...]
@@ -168,7 +168,7 @@ class PackedIntLayout:
 
     @property
     def scattered(self) -> bool:
-        """Whether values depend on parameters of single columns, so that no other layout is equivalent."""
+        """Whether values depend on properties of single columns, so that no other layout is equivalent."""
         return self.order or self.factors or self.packing == HQQ_COLUMNS
 
     @property
@@ -203,7 +203,7 @@ class PackedIntLayout:
         return 1 if self.group is None else -(-cols // self.group)
 
     def lines(self, shape: Shape) -> tuple[int, int]:
-        """Return the number and the length of the lines that a stacked packing distributes over words.
+        """Return number and length of the lines whose codes a stacked packing distributes over words.
 
         A line is the codes of a group; for ``HQQ_COLUMNS``, the codes with the same position in their groups.
         """
@@ -251,9 +251,7 @@ class PackedIntLayout:
         return (groups, word_count(rows, self.bits)) if self.transposed else (word_count(rows, self.bits), groups)
 
     def _padded(self, cols: int) -> int:
-        """Return the number of words for the zero points of a row, with AutoAWQ's padding
-        (``calculate_zeros_width``).
-        """
+        """Return the number of words of a row of zero points, padded as in AutoAWQ (``calculate_zeros_width``)."""
         multiple = {32: 4, 64: 2}.get(self.group or cols, 1)
         return -(-word_count(self.groups(cols), 4) // multiple) * multiple
 

@@ -39,7 +39,8 @@ class PaletteLayout:
     vector_size : int
         Values of an entry: 1, 2 or 4.
     vector_axis : int
-        The dimension of the values of an entry. The indices are ``vector_size`` times shorter along it.
+        The dimension along which the values of an entry are consecutive; the indices are ``vector_size`` times shorter
+        along it.
     dtype : str
         Logical element type.
     codebook : str

@@ -1,4 +1,4 @@
-"""Layouts of the records of packed weights, for their entropy coding (``spec/packed.md``)."""
+"""How records of packed weights are split into streams for entropy coding (``spec/packed.md``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ingot.model.layouts.palette import PaletteLayout
 from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.model.spec import PartSpec, TensorSpec
 
-_PLAIN = 64  # bytes of a record without a structure
+_PLAIN = 64  # bytes of a record without known structure
 _CODE_PARTS: Mapping[str, tuple[str, ...]] = {
     AffineLayout.codec: (affine.CODES,),
     PackedIntLayout.codec: (affine.CODES, affine.ZEROS),
@@ -36,7 +36,7 @@ _CODE_PARTS: Mapping[str, tuple[str, ...]] = {
 
 
 class _Builder:
-    """A layout in progress: ``stream`` and ``field`` add to it."""
+    """A record layout under construction, to which ``stream`` and ``field`` add."""
 
     def __init__(self, record: int) -> None:
         self._record = record
@@ -54,7 +54,7 @@ class _Builder:
         first: int = 0,
         second: int = 0,
     ) -> tuple[int, int]:
-        """Add a stream; return its index and the position of its first byte."""
+        """Add a stream; return its index and the position of its first byte in the divided record."""
         self._streams.append(Stream(length, unit or length, pairs, key, first, second))
         self._width += length
         return len(self._streams) - 1, self._width - length
@@ -62,7 +62,7 @@ class _Builder:
     def field(
         self, source: int, target: int, count: int, *, shifts: tuple[int, int] = (0, 0), bits: int = 8, side: int = 0
     ) -> None:
-        """Add a field; ``shifts`` are those of source and target."""
+        """Add a field; ``shifts`` are the bit shifts in source and target."""
         self._fields.append(Field(source, target, count, *shifts, bits, side))
 
     def copied(self, source: int, count: int, *, pairs: bool = False) -> int:
@@ -84,7 +84,7 @@ class _Builder:
 
 
 def record_layout(spec: TensorSpec, part: PartSpec) -> RecordLayout:
-    """Return the layout of the records of a part that will be written."""
+    """Return the record layout of a part that will be written."""
     if spec.codec == GgmlBlocksLayout.codec and spec.params.get("type") in TYPES:
         return _block_layout(str(spec.params["type"]))
     bits = spec.params.get("bits")
@@ -95,20 +95,20 @@ def record_layout(spec: TensorSpec, part: PartSpec) -> RecordLayout:
 
 @cache
 def _code_layout(bits: int, item: int) -> RecordLayout:
-    """Return the layout of codes of ``bits`` bits in storage elements of ``item`` bytes."""
+    """Return the record layout of codes of ``bits`` bits in storage elements of ``item`` bytes."""
     if bits not in (3, 5, 6, 7):
         builder = _Builder(_PLAIN)
         builder.copied(0, _PLAIN, pairs=bits == 4)
         return builder.layout()
     builder = _Builder(bits * item)
-    for byte in range(bits * item):  # codes straddle bytes, each byte in another way
+    for byte in range(bits * item):  # codes cross bytes, each byte at other positions
         builder.copied(byte, 1)
     return builder.layout()
 
 
 @cache
 def _dtype_layout(name: str) -> RecordLayout:
-    """Return the layout of plain numbers: a stream for each byte; exponents of 8 bits are not divided."""
+    """Return the record layout of plain numbers: a stream for each byte; 8-bit exponents stay together."""
     width = max(1, DTYPES[name].bits // 8) if name in DTYPES else 1
     if width == 1:
         builder = _Builder(_PLAIN)
@@ -133,7 +133,7 @@ def _dtype_layout(name: str) -> RecordLayout:
 
 
 def _nibbles(scale_bytes: int, *, minimum: bool = False) -> RecordLayout:
-    """Return the layout of blocks of an f16 scale, a minimum if there is one, and 16 bytes of two codes each."""
+    """Return the record layout of blocks: an f16 scale, perhaps an f16 minimum, and 16 bytes of two codes each."""
     builder = _Builder(scale_bytes + 16)
     low, high = builder.half(0)
     if minimum:
@@ -152,7 +152,7 @@ def _minimum(builder: _Builder, source: int, scale_high: int) -> None:
 
 
 def _five_bits(*, minimum: bool) -> RecordLayout:
-    """Return the layout of Q5_0 and Q5_1: 32 codes, whose fifth bits are in an array of bits."""
+    """Return the record layout of Q5_0 and Q5_1: 32 codes whose fifth bits are in a bit array."""
     head = 4 if minimum else 2
     builder = _Builder(head + 20)
     low, high = builder.half(0)
@@ -174,7 +174,7 @@ def _q8_0() -> RecordLayout:
 
 
 def _six_bit_scales(builder: _Builder) -> tuple[int, int]:
-    """Add the streams of the head of Q4_K and Q5_K; return the indices of the scales and the minima."""
+    """Add the streams of the packed scales and minima of Q4_K and Q5_K; return the indices of both."""
     _, high = builder.half(0)
     _minimum(builder, 2, high)
     scales, start = builder.stream(8)
@@ -247,7 +247,7 @@ def _q2_k() -> RecordLayout:
 
 
 def _iq4_xs() -> RecordLayout:
-    """Return the layout of IQ4_XS; of the eight scales those with even numbers come first, and so do their codes."""
+    """Return the record layout of IQ4_XS; scales and codes with even numbers precede those with odd numbers."""
     builder = _Builder(136)
     builder.half(0)
     scales, start = builder.stream(8)
@@ -297,7 +297,7 @@ _BLOCKS: Mapping[str, Callable[[], RecordLayout]] = {
 
 @cache
 def _block_layout(name: str) -> RecordLayout:
-    """Return the layout of a type of ggml's blocks; of types without one here, only 16-bit scales are separate."""
+    """Return the record layout of a type of ggml's blocks; of unknown structures only 16-bit scales are separate."""
     if name in _BLOCKS:
         return _BLOCKS[name]()
     size = TYPES[name].nbytes

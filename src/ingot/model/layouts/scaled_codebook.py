@@ -45,7 +45,7 @@ TABLES: Mapping[str, tuple[float, ...]] = {
 }
 """Named tables of 16 f32 values: NormalFloat, bitsandbytes' FP4 in its order, ggml's IQ4_NL."""
 VALUES = {**{name: DTYPES[name].bits for name in NUMBERS}, **dict.fromkeys(TABLES, 4)}
-"""The values that replace a codebook, element types and named tables, with the bits of an index."""
+"""Values that need no codebook, by the name of their element type or table, with the bits of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Quantized scales: codes of a table of 256 values, ``scale = scale_codebook[code] * scale_scales[run] + offset``.
+    """Quantized scales: codes for a table of 256 values, ``scale = scale_codebook[code] * scale_scales[run] + offset``.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class ScaledCodebookLayout:
     codec: ClassVar[str] = "scaled_codebook"
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """Return the shape in whose row-major order a tensor of ``shape`` is stored."""
+        """Return the shape in which a tensor of ``shape`` is stored in row-major order."""
         return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else shape
 
     def groups(self, cols: int) -> int:
@@ -246,7 +246,7 @@ def _grid(reader: Attributes, version: int) -> Grid:
 
 
 def _version_2_fields(reader: Attributes, version: int, bits: int, location: str) -> dict[str, Any]:
-    """Return the layout's fields that version 2 of the attributes adds. Attributes of version 1 must not have them."""
+    """Return the fields that version 2 of the attributes adds to a layout; version 1 must not have them."""
     keys = ("values", "order", "scale_dtype", "second", "nested", "factor", "transposed")
     fields: dict[str, Any] = {}
     if version == VERSION:

@@ -54,7 +54,7 @@ LAYOUTS: Registry[_Family] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """The attributes of an inner tensor, from which the layout within another layout is read."""
+    """The attributes of an inner tensor, from which its layout is read."""
 
     name: str
     shape: Shape
@@ -81,9 +81,8 @@ def layout_of(tensor: LayoutSource) -> Layout:
 
 
 def inner_source(tensor: LayoutSource, shape: Shape, codec: str, params: Mapping[str, Any]) -> LayoutSource:
-    """Return the attributes from which the inner layout of ``tensor`` is read.
-
-    ``shape``, ``codec`` and ``params`` are those of the inner tensor.
+    """Return the attributes from which the layout of a tensor inside ``tensor`` is read; the other arguments describe
+    it.
     """
     return _Within(tensor.name, shape, tensor.dtype, codec, params, tensor.part_dtypes, tensor.part_nbytes)
 

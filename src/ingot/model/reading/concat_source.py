@@ -22,8 +22,8 @@ from ingot.model.tensor import Array, Decoder, Tensor
 R = TypeVar("R")
 
 SCATTERED = 64
-"""The number of backward runs up to which ranges are read one by one. With more, the origin is read once in full if
-reading ranges is expensive."""
+"""The number of backward runs up to which ranges are read one by one. If there are more and ranges are expensive,
+all bytes of the origin are read once."""
 
 
 class RandomAccess(Protocol):
@@ -38,7 +38,7 @@ class RandomAccess(Protocol):
         ...
 
     def verify_sources(self) -> None:
-        """Compare the digests that ranged reads do not compare. Raises ``IntegrityError``."""
+        """Compare the digests that ranged reads do not check. Raises ``IntegrityError``."""
         ...
 
     def release(self) -> None:
@@ -49,7 +49,7 @@ class RandomAccess(Protocol):
 class _ForwardReader(Generic[R]):
     """A sequential reader that serves ranges by offset.
 
-    It continues after the last range, or begins a new pass if a range starts earlier.
+    It reads on from the previous range, or starts a new pass if a range begins before that.
     """
 
     def __init__(self, begin: Callable[[], R], skip: Callable[[R, int], None]) -> None:
@@ -74,10 +74,10 @@ class _ForwardReader(Generic[R]):
 
 
 class PartRange:
-    """Random access to the decoded bytes of a part.
+    """Random access to the decoded bytes of a part, for several threads.
 
-    Ranges in ascending order are checked by chunks. If ranges are ``scattered``, the full part is checked before the
-    first range, and a compressed part is decoded and cached.
+    Ranges in ascending order are checked by chunks. If ranges are ``scattered``, the full part is checked first, and a
+    compressed part is decoded and cached.
     """
 
     def __init__(self, part: Part, *, scattered: bool) -> None:
@@ -133,7 +133,7 @@ class DecodedRange:
     ----------
     tensor : Tensor
     scattered : bool
-        Whether ranges are in no particular order. Then the full tensor is decoded and cached until ``release``.
+        Whether ranges come in any order; if so, the full tensor is decoded and cached until ``release``.
     columns : sequence of (start, stop), optional
         Ascending ranges of columns; the other columns of the matrix are left out.
     """
@@ -188,7 +188,7 @@ class DecodedRange:
             return self._select_columns(self._decoded[first:last])
         out = np.empty((last - first, self._cols), self._dtype)
         begin = first
-        if self._last is not None and self._last[0] == first:  # the last request ended within this row
+        if self._last is not None and self._last[0] == first:  # the previous request ended within this row
             out[0] = self._last[1]
             begin += 1
         if begin < last:
@@ -208,7 +208,7 @@ class DecodedRange:
 
 
 class ConcatSource(DerivedSource):
-    """A ``ByteSource`` that concatenates runs of bytes of other sources.
+    """A byte source that concatenates runs of bytes of other sources.
 
     Parameters
     ----------
@@ -271,13 +271,13 @@ def _decoder(tensor: Tensor) -> Decoder:
 
 
 def verify_sources(part: Part) -> None:
-    """Compare the digests of the parts that a part derives from, except digests that ranged reads compare."""
+    """Compare the digests of the parts from which a part is computed, except digests that ranged reads compare."""
     if isinstance(part.source, DerivedSource):
         part.source.verify_sources()
 
 
 def verify_part(part: Part) -> None:
-    """Compare a part's digest if ranged reads cannot check it, and the digests of the parts that it derives from."""
+    """Compare a part's digest if ranged reads cannot, and the digests of the parts from which it is computed."""
     if part.verify and part.digest is not None and part.provable() is None:
         StoredReader(part).finish()
     verify_sources(part)

@@ -101,7 +101,7 @@ class LazyMap(ComputedMap[T]):
     make : callable
         Builds the value for a name. If two threads ask at once, both may build it; both get the first one stored.
     brief : callable, optional
-        Builds the values that are cached instead of ``make``: values that need little memory until they are used.
+        A cheaper replacement of ``make`` for values to cache: they need little memory until they are used.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ class LazyParts(Mapping[str, Part]):
     ----------
     roles : tuple of str
     make : callable
-        Builds the parts from ``name`` and ``row``. If two threads ask at once, the parts of either are cached.
+        Builds the parts from ``name`` and ``row``. If two threads call it at once, one result is cached.
     name : str
         The name of the tensor.
     row : int

@@ -1,4 +1,4 @@
-"""Limits on the decoded bytes of tensors, which are checked once, before any work begins.
+"""Limits on the decoded bytes of tensors, checked before any work begins.
 
 A few bytes of a sparse or compressed tensor may decode to any size. The decoded size is compared with the stored size,
 and with the free memory if the values are decoded into memory (``spec/operations.md``, "Limits").
@@ -25,7 +25,7 @@ _SMALL = 1 << 28
 
 
 class StoredTensor(Protocol):
-    """The attributes of a ``Tensor`` that limits depend on. ``Tensor`` itself checks limits before it decodes."""
+    """The attributes of a ``Tensor`` that limits depend on; ``Tensor`` checks limits itself before it decodes."""
 
     @property
     def name(self) -> str: ...
@@ -107,7 +107,7 @@ def require_in_proportion(tensors: Iterable[StoredTensor], location: str) -> lis
 def require_room(tensors: Iterable[StoredTensor], location: str, *, retyped: bool = False) -> None:
     """Refuse to decode ``tensors`` into memory together if the free memory is not sufficient.
 
-    If ``retyped`` is set, dense tensors of mapped files are converted and need memory too.
+    ``retyped`` means that dense tensors of mapped files are converted, and therefore need memory too.
 
     Raises ``ResourceError`` ``ram.guard`` or ``decoded.limit``.
     """
@@ -115,7 +115,7 @@ def require_room(tensors: Iterable[StoredTensor], location: str, *, retyped: boo
     sizes = require_in_proportion(chosen, location)
     needed = sum(size for size, tensor in zip(sizes, chosen, strict=True) if retyped or not _is_mapped(tensor))
     if needed > _SMALL:
-        require_ram(needed, "decoded tensors", "take them one by one, or a part of them by name", location=location)
+        require_ram(needed, "decoded tensors", "decode them one by one, or name fewer", location=location)
 
 
 def decoded_bytes(tensor: StoredTensor) -> int:

@@ -1,4 +1,4 @@
-"""Small ranged reads: single ranges, ranges merged into few requests, and read-ahead of headers.
+"""Small ranged reads: single ranges, ranges merged into few requests, and prefetched headers.
 
 A request to a disk takes microseconds, a request to another machine milliseconds. Readers read headers in many small
 ranges. These are requested together or served from a few larger reads.
@@ -51,8 +51,8 @@ def read_joined(source: ByteSource, ranges: Sequence[Range]) -> bytearray:
 def coalesce(ranges: Iterable[Range], gap: int = GAP, max_bytes: int = MAX_REQUEST) -> list[Range]:
     """Return few ascending ranges that cover the given ranges.
 
-    Two ranges are merged if at most ``gap`` bytes are between them and both span at most ``max_bytes`` bytes. Invalid
-    ranges with negative numbers are returned unchanged; the source refuses them.
+    Two ranges are merged if the gap between them is at most ``gap`` bytes and both together span at most ``max_bytes``.
+    Ranges with negative numbers are returned unchanged, so that the source refuses them.
     """
     joined: list[Range] = []
     for start, length in sorted(ranges):
@@ -91,13 +91,13 @@ def slice_ranges(ranges: Sequence[Range], joined: dict[int, memoryview]) -> list
 
 
 class HeaderSource:
-    """A cache over a source for format readers that read many small ranges of its header.
+    """A cache of a source, for format readers that read many small ranges of a header.
 
     Ranges are served from windows that are read in advance. Windows grow while reads continue close to the last
     window. ``expect`` announces ranges, which are then read together. Windows stay in memory up to a limit. A range
     that is larger than a window is read alone and not cached.
 
-    Weights are read from the underlying source. Only one thread may use the object at a time.
+    Weights are read from the underlying source. The object is not thread-safe.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class HeaderSource:
         self._remote = remote_source(source)
         self.gap = GAP if self._remote is None else self._remote.gap
         self._first = self._window = min(window, self.gap)
-        self._last_end = 0  # of the last window
+        self._last_end = 0  # end of the last window
         self._starts: list[int] = []
         self._windows: list[memoryview] = []
         self._cached_bytes = 0

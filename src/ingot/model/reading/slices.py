@@ -29,7 +29,7 @@ class Reader(Protocol):
     """A codec's sequential reader of rows."""
 
     def read_into(self, out: Array) -> None:
-        """Decode the next ``len(out)`` rows."""
+        """Decode the next ``len(out)`` rows into ``out``."""
         ...
 
 
@@ -51,7 +51,7 @@ class RunLayout:
     elements : int
         The smallest number of elements, in row-major order, that take whole bytes of every part.
     nbytes : mapping of role to int
-        The bytes that ``elements`` elements take in each part; 0 for a part that belongs to all elements.
+        The bytes of ``elements`` elements in each part; 0 for a part that belongs to the tensor.
     """
 
     elements: int
@@ -60,7 +60,7 @@ class RunLayout:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The run of elements that contains the values of an index.
+    """The run of elements that contains all values of an index.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ from ingot.model.tensor import Array, Decoder, Tensor
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A checkpoint that operations derived from an opened one, and their notes for reports.
+    """A checkpoint that operations computed from an opened one, with notes for reports.
 
     Parameters
     ----------
@@ -39,10 +39,10 @@ class View:
     notes : sequence of str
         Sentences for the report of the operation that uses the view, in the order of the changes.
     bytes_read : int
-        Stored bytes that were read to create the view.
+        Stored bytes that were read to compute the view.
     inexact : frozenset of str
-        Names of tensors whose values equal the source's in their element type, but not all in f32. Operations that
-        rename tensors run before operations that report inexact tensors.
+        Names of tensors whose values equal the source's in their element type but not in f32. They are names in
+        ``checkpoint``, so tensors must be renamed before.
     """
 
     checkpoint: Checkpoint
@@ -63,7 +63,7 @@ class View:
         )
 
     def with_notes(self, *notes: str) -> View:
-        """Return the view with further notes; empty ones are left out."""
+        """Return the view with additional notes; empty texts are left out."""
         return replace(self, notes=(*self.notes, *filter(None, notes)))
 
 
@@ -265,8 +265,8 @@ def derive_checkpoint(
 
 
 def _with_runs(tensor: Tensor) -> Tensor:
-    """Return ``tensor``, repacked on access into a layout in which runs of elements have known positions, if there is
-    one.
+    """Return a tensor whose runs of elements have known positions: ``tensor``, or a repacking computed on access, if
+    possible.
     """
     converted = None if tensor.decoder is None else tensor.decoder.to_runs(tensor)
     return tensor if converted is None else converted
