@@ -1,1 +1,1 @@
-"""Codecs: numbers to parts and back, independent of files. One small class per codec, listed in ``table.py``."""
+"""Codecs convert numbers to parts and back, independent of files. Each is a small class, listed in ``table.py``."""

@@ -1,7 +1,7 @@
-"""The contract of a codec.
+"""The base classes and protocols of codecs.
 
-A codec sees a tensor as a matrix ``rows x cols`` (``Tensor.matrix_shape``: the last dimension is the columns) and
-works on *chunks* of whole rows, so that a tensor larger than memory passes through chunk by chunk.
+A codec treats a tensor as a matrix ``rows x cols`` (``Tensor.matrix_shape``: the last dimension is the columns). It
+works on *chunks* of full rows, so that a tensor may be larger than memory.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ IMPORTANCE = "importance"
 
 
 def option_error(codec: str, expected: str, value: object) -> UsageError:
-    """Return the ``UsageError`` ``<codec>.option`` for an invalid ``value`` of an option."""
+    """Return the ``UsageError`` ``<codec>.option`` for an invalid value of an option."""
     return UsageError(f"codec {codec} expects {expected}, found {value!r:.80}", rule=f"{codec}.option")
 
 
 def require_known(codec: str, options: Mapping[str, Any], names: Collection[str]) -> None:
-    """Raise ``UsageError`` ``<codec>.option`` if an option has a name that is not in ``names``."""
+    """Raise ``UsageError`` ``<codec>.option`` if an option's name is not in ``names``."""
     unknown = sorted(str(key) for key in options if key not in names)
     if unknown:
         raise option_error(codec, f"the options {', '.join(names)}", unknown[0])
 
 
 def source_dtype(codec: str, dtype: str, supported: Collection[str]) -> str:
-    """Return the name of the weights' dtype; ``UnsupportedError`` ``<codec>.dtype`` if it is not ``supported``."""
+    """Return the name of the weights' dtype; raise ``UnsupportedError`` ``<codec>.dtype`` if it is not supported."""
     source = resolve_dtype(dtype).name
     if source not in supported:
         raise UnsupportedError(
@@ -59,8 +59,8 @@ def is_int_between(value: object, low: int, high: int) -> bool:
 def column_weights(codec: str, options: Mapping[str, Any], cols: int) -> Array | None:
     """Return the weight of each column's squared errors (f64, [cols]); None if option ``importance`` is not set.
 
-    Raises ``UsageError`` ``<codec>.option`` unless the option has a finite number from 0 on for each column, and not
-    all are 0.
+    Raises ``UsageError`` ``<codec>.option`` unless the option has a finite number of at least 0 for each column, one of
+    them above 0.
     """
     importance = options.get(IMPORTANCE)
     if importance is None:
@@ -80,22 +80,22 @@ def column_weights(codec: str, options: Mapping[str, Any], cols: int) -> Array |
 
 MIN_CHUNK = 1 << 8
 MAX_CHUNK = 1 << 20
-# Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
+# Elements per call: enough that the call's cost is negligible, few enough to use all threads.
 STEP = 1 << 20
 VERSION = 1
-LATER = 2  # a chunk may be coded by rANS, as chunks of at least RANS_CHUNK elements are
+LATER = 2  # chunks may be coded by rANS; encoders use it from RANS_CHUNK elements on
 RANS_CHUNK = 1 << 16
 
 
 def is_chunk(chunk: int) -> bool:
-    """Return whether ``chunk`` is a valid number of elements of a chunk: a power of two within the limits."""
+    """Return whether ``chunk``, a number of elements, is a power of two within the limits."""
     return MIN_CHUNK <= chunk <= MAX_CHUNK and chunk & (chunk - 1) == 0
 
 
 def version_for(chunk: int, size: int, *, rans: bool = True) -> int:
     """Return ``codec_version`` of a tensor of ``size`` elements.
 
-    ``rans`` is true if the tensor's encoder may choose rANS.
+    ``rans`` states whether the tensor's encoder may use rANS.
     """
     return LATER if rans and min(chunk, size) >= RANS_CHUNK else VERSION
 
@@ -106,30 +106,30 @@ def is_version(version: object) -> bool:
 
 
 _LARGE = 1 << 28
-_BLOCK = 1 << 16  # elements that are decoded at a time on their way into a strided output
+_BLOCK = 1 << 16  # elements that are decoded at a time before they are copied to a strided output
 
 
 class RowReader(Protocol):
-    """A sequential reader of a tensor's decoded rows; it holds about a chunk if the codec ``streams``."""
+    """A sequential reader of a tensor's decoded rows; it buffers about a chunk if the codec ``streams``."""
 
     def read_into(self, out: Array) -> None:
-        """Decode the next ``len(out)`` rows into ``out`` ([rows, cols], writable), rounding once to ``out.dtype``."""
+        """Decode the next ``len(out)`` rows into ``out`` [rows, cols], rounding once to ``out.dtype``."""
         ...
 
     def finish(self) -> None:
-        """Check lengths and digests of all parts after the last row."""
+        """Check lengths and digests of all parts; called after the last row."""
         ...
 
 
 class Rows(ABC):
-    """The base class of most readers: ``read_into`` fills any writable array, through a small buffer if necessary."""
+    """The base class of most readers: ``read_into`` fills any writable array, if necessary through a small buffer."""
 
     @abstractmethod
     def fill(self, out: Array) -> None:
         """Decode the next ``len(out)`` rows into ``out``: writable, aligned, native byte order, C order."""
 
     def read_into(self, out: Array) -> None:
-        """Decode the next ``len(out)`` rows into ``out``, strided or not; rule ``tensor.out`` if it is read-only."""
+        """Decode the next ``len(out)`` rows into ``out``, strided or not; raise ``tensor.out`` if it is read-only."""
         require_writable(out)
         if out.flags.carray and out.dtype.isnative:
             self.fill(out)
@@ -144,21 +144,21 @@ class Rows(ABC):
 
 
 class AddingReader(Rows):
-    """A reader that can add its values to a base while it decodes them, in one pass."""
+    """A reader that can add decoded values to a base in the same pass."""
 
     @abstractmethod
     def add_into(self, base: Array, out: Array) -> None:
-        """Write ``base`` plus the next rows into ``out``, both f32, f16 or bf16 in C order; ``out`` may be ``base``.
+        """Write ``base`` plus the next rows to ``out``, both f32, f16 or bf16 in C order; they may be one array.
 
         The bits are those of decoding to f32, adding in f32, and rounding once.
         """
 
 
 class BaseEncoder:
-    """The part of the contract that ``Encoder`` and ``codecs.delta.base.DeltaEncoder`` share.
+    """The base class of ``Encoder`` and ``codecs.delta.base.DeltaEncoder``.
 
-    An encoder is prepared for one tensor: everything but the bytes is decided. The methods here have defaults for an
-    encoder that needs no memory, no package and no observation of the values beforehand.
+    An encoder is prepared for one tensor: everything except the bytes is decided. The defaults here suit an encoder
+    that needs no memory, no package and no observed values.
 
     Attributes
     ----------
@@ -166,18 +166,18 @@ class BaseEncoder:
         Identifier of the codec.
     params : mapping
         The parameters that the file declares; the decoder receives no others. Entries that fit passes determine are
-        missing until the last pass is over.
+        missing before the last pass ends.
     parts : tuple of PartSpec
-        In file order.
+        The parts, in file order.
     fit_passes : int
-        The number of passes over all rows that must go through ``fit_pass`` before ``encode``.
+        The number of passes over all rows that ``fit_pass`` must process before ``encode``.
     step : int
-        The number of rows (of elements, if the codec is ``elementwise``) of which the start of each chunk is a
-        multiple; ``row_step``.
+        Each chunk begins at a multiple of this number of rows (elements, if the codec is ``elementwise``); see
+        ``row_step``.
     single_chunk : bool
-        Whether all rows must come in one chunk.
+        Whether all rows must be in one chunk.
     lossless : bool
-        Whether every value survives these options.
+        Whether these options preserve every value.
     """
 
     codec: str
@@ -186,7 +186,7 @@ class BaseEncoder:
     single_chunk: bool
 
     if TYPE_CHECKING:
-        # Some encoders compute these. At run time a property here would become the default of a dataclass field.
+        # Some encoders compute these. A property here would become the default of a dataclass field.
 
         @property
         def params(self) -> Mapping[str, Any]: ...
@@ -198,86 +198,86 @@ class BaseEncoder:
         def lossless(self) -> bool: ...
 
     def scratch_bytes(self) -> int:
-        """Return the number of bytes that one thread needs to encode, besides its chunk."""
+        """Return the bytes of memory that a thread needs to encode, besides its chunk."""
         return 0
 
     def scratch_bytes_per_element(self) -> float:
-        """Return the number of bytes that encoding takes for each element of a chunk, besides its rows and parts."""
+        """Return the bytes of memory per element of a chunk for encoding, besides rows and parts."""
         return 0
 
     def retained_bytes(self) -> int:
-        """Return the number of bytes that the encoder keeps from its fit passes until ``forget``."""
+        """Return the bytes of memory for results of fit passes, which ``forget`` releases."""
         return 0
 
     def range_probe(self) -> RangeProbe | None:
-        """Return the probe that decides whether the declared types hold small values; None if they hold all values."""
+        """Return the probe that decides whether the declared types represent small values; None if they always do."""
         return None
 
     def observes(self) -> bool:
-        """Return whether the values should go through ``observe`` before the encoder is used."""
+        """Return whether values should be passed to ``observe`` before encoding."""
         return self.range_probe() is not None
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Observe a run of rows, ``start`` rows after the first.
+        """Observe rows, of which the first has the index ``start``.
 
-        Returns True once further rows can change neither ``wider_options`` nor ``underflow``.
+        Returns True if further rows cannot change ``wider_options`` or ``underflow``.
         """
         probe = self.range_probe()
         return probe is None or probe.observe(rows)
 
     def wider_options(self) -> Mapping[str, Any]:
-        """Return options with types that keep all bits of the observed values; empty if no option must change."""
+        """Return options with wider types that preserve all bits of the observed values; empty if none must change."""
         probe = self.range_probe()
         return {} if probe is None else probe.wider_options()
 
     def underflow(self) -> str | None:
-        """Return why the declared types would round all observed values to 0; None if they would not."""
+        """Return why the declared types would round all observed values to 0; None if they do not."""
         probe = self.range_probe()
         return None if probe is None else probe.underflow()
 
     def ready(self) -> None:
-        """Raise ``MissingExtraError`` if an optional package is missing that ``encode`` needs.
+        """Raise ``MissingExtraError`` if ``encode`` needs an optional package that is missing.
 
-        Plans and listings prepare encoders without the package; the engine calls this before it reads the first byte.
+        Plans and listings prepare encoders without the package; the engine calls this before it reads any byte.
         """
 
     def forget(self) -> None:
-        """Release the results of the fit passes; called when the tensor is written."""
+        """Release the results of the fit passes; called after the tensor is written."""
 
 
 class Encoder(BaseEncoder, ABC):
-    """The prepared encoding of one tensor."""
+    """An encoder that is prepared for one tensor."""
 
     def fit_pass(self, rows: Array) -> None:
-        """Process the next rows of the present pass, in order; the result may not depend on how rows are chunked."""
+        """Process the next rows of a fit pass, in order; the result must not depend on the chunks."""
 
     @abstractmethod
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return each part's next bytes for these rows (role to a C-order array). Pure and thread-safe.
+        """Return the next bytes of each part for these rows: role to C-order array. Thread-safe, without side effects.
 
-        ``start`` is the number of rows before these. Per-tensor parts are emitted with row 0.
+        ``start`` is the number of rows before. Parts of the full tensor are returned with row 0.
         """
 
     @abstractmethod
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         """Decode the parts that ``encode`` returned for one chunk into ``out``, to measure the error.
 
-        Pure, thread-safe.
+        Thread-safe, without side effects.
         """
 
 
 class Codec(Decoder):
-    """The conversion of numbers to parts and back.
+    """A codec, which converts numbers to parts and back.
 
     Attributes
     ----------
     id : str
     lossless : bool
-        Whether decoding gives the encoded values back whatever the options.
+        Whether decoding returns the encoded values, whatever the options.
     streams : bool
-        Whether a reader holds at most a chunk and its share of the stored bytes, never the full tensor.
+        Whether a reader buffers at most a chunk and its stored bytes, never the full tensor.
     checks_stored : bool
-        Whether ``stored`` checks a tensor without creating the values that are left out.
+        Whether ``stored`` checks a tensor without computing the omitted zeros.
     """
 
     id: ClassVar[str]
@@ -287,11 +287,11 @@ class Codec(Decoder):
 
     @abstractmethod
     def check(self, tensor: Tensor) -> None:
-        """Raise ``CodecError`` with a rule unless parameters, parts and shape fit together; reads no part's bytes."""
+        """Raise ``CodecError`` if parameters, parts and shape contradict each other; reads no part's bytes."""
 
     @abstractmethod
     def reader(self, tensor: Tensor) -> RowReader:
-        """Return a sequential reader of ``tensor``'s rows, digests checked at its end."""
+        """Return a sequential reader of a tensor's rows; digests are checked at its end."""
 
     @abstractmethod
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
@@ -300,33 +300,32 @@ class Codec(Decoder):
         Raises
         ------
         UsageError
-            The codec has no such option, or a value is out of range.
+            An option is unknown, or its value is out of range.
         UnsupportedError
-            A dtype or shape that the codec cannot encode.
+            The codec cannot encode this dtype or shape.
         """
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return ``tensor`` in another layout of the codec, or the reason why there is none.
+        """Return the repacking of ``tensor`` into another layout, or the reason why it is impossible.
 
-        It may read small parts and check their digests. By default the codec has one layout only.
+        Small parts may be read, and their digests checked. By default a codec has only one layout.
         """
         return cannot(layout, f"codec {self.id} has one layout only")
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield a tensor's stored values in chunks, without the zeros of elements that are not stored.
+        """Yield a tensor's stored values in chunks, without the omitted zeros.
 
-        Checks positions first, and digests at the end. Called if ``checks_stored`` is set; raises the errors of
+        Positions are checked first, digests at the end. Called if ``checks_stored`` is set; raises the errors of
         ``reader``.
         """
         raise NotImplementedError
 
 
 class ChunkParts(dict[str, Array]):
-    """The parts of one chunk, for encoders whose ``decode`` needs more than the bytes of these parts.
+    """The parts of a chunk, for encoders whose ``decode`` needs further data.
 
-    ``start`` is the number of rows before the chunk. ``within`` is what the ``decode`` of an inner encoder receives:
-    the parts that it returned for this chunk. A mapping that is no ``ChunkParts`` contains the parts of an entire
-    tensor.
+    ``start`` is the number of rows before the chunk. ``within`` are the parts that an inner encoder returned for it,
+    for that encoder's ``decode``. A mapping of another type contains the parts of an entire tensor.
     """
 
     start: int = 0
@@ -334,19 +333,19 @@ class ChunkParts(dict[str, Array]):
 
 
 class RepackReader(Protocol):
-    """A sequential reader that returns a tensor's parts in another layout, by chunks of rows."""
+    """A sequential reader that returns a tensor's parts in another layout, in chunks of rows."""
 
     def read(self, rows: int) -> dict[str, Array]:
-        """Return each part's next bytes for the next ``rows`` rows. Per-tensor parts come with the first chunk."""
+        """Return the next bytes of each part for ``rows`` rows; parts of the full tensor come with the first chunk."""
         ...
 
     def finish(self) -> None:
-        """Check lengths and digests of all source parts after the last row."""
+        """Check lengths and digests of all source parts; called after the last row."""
         ...
 
 
 INTEGERS, SCALES, IN_F32, IN_TYPE = GRADES = ("integers", "scales", "f32", "type")
-"""The grades of equality between a repacked tensor and its source (``spec/interop.md``, "Grades").
+"""Grades of equality between a repacked tensor and its source (``spec/interop.md``, "Grades").
 
 They compare integers, scales, values in f32, and values in the target's type as the target's programs compute them.
 """
@@ -354,7 +353,7 @@ They compare integers, scales, values in f32, and values in the target's type as
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """A stored tensor in another layout of its codec: integers and scales are copied, and no value is requantized.
+    """The repacking of a stored tensor into another layout: integers and scales are copied, not quantized again.
 
     Parameters
     ----------
@@ -362,19 +361,19 @@ class Repacked:
     parts : tuple of PartSpec
         All parts of the result.
     rows, step, memory : int
-        Rows to process, in chunks that begin at multiples of ``step``; a chunk takes ``memory`` bytes per row. If the
-        layout stores column by column, a row here is the smallest number of columns that can be written alone.
+        Rows to process, in chunks that begin at multiples of ``step``; a chunk needs ``memory`` bytes per row. If the
+        layout is stored by columns, a "row" is the smallest number of columns that can be written separately.
     why_not : str or None
-        Why a value would not decode to the same bits, or why the codec cannot repack into this layout; None if every
-        value keeps its bits. Determined before any byte is written.
+        Why a value would change, or why the codec cannot repack into this layout; None if every value keeps its bits.
+        It is determined before any byte is written.
     reader : callable
-        Begins a pass over the tensor; callable only if ``exact`` is true.
+        Starts a pass over the tensor; may be called only if ``exact`` is true.
     rounded : bool
-        If true, integers and scales are the same, but some values are equal only after rounding to the tensor's type.
+        Whether integers and scales are the same, but some values are equal only after rounding to the tensor's type.
     extra_memory : int
-        Number of bytes that a chunk takes in addition to its rows.
+        Bytes of memory that a chunk needs in addition to its rows.
     again : bool
-        If true, every chunk reads the entire tensor, so that fewer chunks are faster.
+        Whether each chunk reads the entire tensor, so that fewer chunks are faster.
     """
 
     layout: Layout
@@ -394,10 +393,10 @@ class Repacked:
         return self.why_not is None
 
     def equal(self, *, steps: bool) -> tuple[str, ...]:
-        """Return the ``GRADES`` in which the result equals the tensor; a grade that does not apply counts as equal.
+        """Return the ``GRADES`` in which result and tensor are equal; a grade that does not apply counts as equal.
 
-        If ``steps`` is set, the target's runtime rounds each step of ``s * q + o`` to the type of the scales, although
-        Ingot computes values in f32 and rounds once.
+        ``steps`` states that the target's runtime rounds each step of ``s * q + o`` to the type of the scales; Ingot
+        computes in f32 and rounds once.
         """
         if not self.exact:
             return ()
@@ -407,7 +406,7 @@ class Repacked:
 
 
 def cannot(layout: Layout, why: str) -> Repacked:
-    """Return the result of a codec that cannot repack into ``layout``, with the reason ``why``."""
+    """Return the result for a ``layout`` into which a codec cannot repack, with the reason."""
 
     def refuse() -> RepackReader:
         raise ValueError(f"expected a layout that keeps every value: {why}")
@@ -416,17 +415,17 @@ def cannot(layout: Layout, why: str) -> Repacked:
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:
-    """Return the number of rows of ``cols`` columns of which the start of each chunk is a multiple."""
+    """Return the number of rows of ``cols`` columns of which each chunk's start must be a multiple."""
     if not codec.elementwise:
         return encoder.step
     return encoder.step // gcd(encoder.step, cols) if cols else 1
 
 
 def empty(shape: tuple[int, ...], dtype: str, location: str) -> Array:
-    """Allocate the result of a decode; raise ``CodecError`` ``codec.too-large`` if there is not enough memory.
+    """Allocate an array for decoded values; raise ``CodecError`` ``codec.too-large`` if memory is insufficient.
 
     A few bytes of a sparse or compressed tensor may declare any size, and the system grants more memory than it has.
-    So the function compares the size of a large array with the free memory before it allocates the array.
+    Therefore the size of a large array is compared with the free memory first.
     """
     nbytes = prod(shape) * numpy_dtype(dtype).itemsize
     reason: Exception | None = None
@@ -441,7 +440,7 @@ def empty(shape: tuple[int, ...], dtype: str, location: str) -> Array:
 
 
 def result(tensor: Tensor, dtype: str, out: Array | None) -> Array:
-    """Return ``out`` if it is given, else a new array for the decoded values of ``tensor`` (``empty``)."""
+    """Return ``out``, or a new array for the decoded values of ``tensor`` if ``out`` is None."""
     return empty(tensor.shape, dtype, tensor.name) if out is None else out
 
 

@@ -1,9 +1,8 @@
-"""Casts between element types, shared by the codecs: rounded once, never silently wrong.
+"""Casts between element types for codecs, which round once and never lose values silently.
 
-Allowed are float to float, integer or bool to float, complex to complex, and integers to integers that hold every
-value. Refused are casts that could lose more than the caller expects: float to integer, complex to real, anything to a
-type of scales (``f8_e8m0fnu``) or to a packed type. Rounding is to nearest, ties to even. A NaN stays a NaN; its
-payload may change.
+Allowed: float to float, integer or bool to float, complex to complex, and integer to an integer type with all of its
+values. Refused: float to integer, complex to real, and any type to a packed type or a type of scales (``f8_e8m0fnu``).
+Rounding is to nearest, ties to even. A NaN stays a NaN, perhaps with another payload.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from ingot.core.numeric.dtypes import DTYPES, dtype, numpy_dtype
 from ingot.errors import CodecError, UnsupportedError
 from ingot.model.tensor import Array
 
-# Elements per step: temporaries stay in the second-level cache.
+# Elements per step, so that temporaries stay in the second-level cache.
 _CHUNK = 1 << 16
 _FLOAT_TARGETS = ("f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz")
 _EXPONENT_BITS = {"f16": 0x7C00, "bf16": 0x7F80}
-# Every integer up to here is a float64.
+# Every integer up to this one is an f64.
 _EXACT_INTEGER = 2**53
 
 
 def flat(array: Array) -> Array:
-    """Return the 1-D view of a C-contiguous array; ``ValueError`` for an array that would need a copy."""
+    """Return the 1-d view of a C-contiguous array; raise ``ValueError`` if that needs a copy."""
     if not array.flags.c_contiguous:
         raise ValueError("expected a C-contiguous array, found a strided one")
     return array.reshape(-1)
 
 
 def require_cast(source: str, target: str, location: str | None = None) -> None:
-    """Raise ``UnsupportedError`` with rule ``dense.cast`` unless ``source`` may be cast to ``target``."""
+    """Raise ``UnsupportedError`` ``dense.cast`` if a cast from ``source`` to ``target`` is not allowed."""
     if not _allowed(source, target):
         message = f"Ingot does not cast {source} to {target}, because values may be lost; choose another type"
         raise UnsupportedError(message, rule="dense.cast", where=location)
@@ -57,7 +56,7 @@ def _allowed(source: str, target: str) -> bool:
 
 @cache
 def exact_cast(source: str, target: str) -> bool:
-    """Return whether ``target`` has every value of ``source``, infinities included; NaN payloads do not count."""
+    """Return whether ``target`` has every value of ``source``, including infinities but not NaN payloads."""
     if source == target:
         return True
     if not _allowed(source, target):
@@ -78,15 +77,15 @@ def exact_cast(source: str, target: str) -> bool:
 
 
 def cast(array: Array, target: str, location: str | None = None) -> Array:
-    """Return ``array`` as ``target``, C-contiguous: the same array if nothing has to change, else a new one.
+    """Return ``array`` as ``target``, C-contiguous; without a copy if nothing changes.
 
     Raises
     ------
     UnsupportedError
         The cast is not allowed (``dense.cast``).
     CodecError
-        A finite value would become infinite or NaN, or an infinity a NaN (``dense.overflow``); an integer past 2**53 in
-        magnitude (``dense.inexact``).
+        A finite value would become infinite or NaN, or an infinity a NaN (``dense.overflow``); an integer exceeds 2**53
+        in magnitude (``dense.inexact``).
     """
     new_dtype = numpy_dtype(target)
     if array.dtype == new_dtype:
@@ -135,7 +134,7 @@ def _cast_chunk(array: Array, out: Array, source: str, target: str, location: st
 
 
 def _once(values: Array, source: str, target: str) -> Array:
-    """Return ``values`` in a type whose cast to ``target`` rounds correctly, so that values are rounded once."""
+    """Return ``values`` in a type from which the cast to ``target`` rounds correctly, so that there is one rounding."""
     if source == "f64" and target not in ("f64", "f32", "f16"):
         return _round_to_odd(values)  # ml_dtypes casts float64 by way of float32
     if source not in ("f64", "f32"):
@@ -145,9 +144,9 @@ def _once(values: Array, source: str, target: str) -> Array:
 
 
 def _round_to_odd(values: Array) -> Array:
-    """Return float64 values as float32, inexact ones truncated with the last bit set.
+    """Return f64 values as f32; inexact ones are truncated and get the last bit set.
 
-    Rounding such a result again to a type with at least two bits less gives the correctly rounded value (Boldo and
+    A second rounding, to a type with at least two bits less, then gives the correctly rounded value (Boldo and
     Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Transactions on Computers 57(4), 2008, section 3).
     """
     nearest = values.astype(np.float32)
@@ -190,14 +189,14 @@ def _check_class(values: Array, out: Array, target: str, location: str | None) -
         value = float(before[int(np.argmax(changed))])
         raise CodecError(
             "dense.overflow",
-            f"expected values that {target} can hold (at most {float(_finfo(target).max):g}), found {value:g}",
+            f"expected values of at most {float(_finfo(target).max):g}, the largest {target}, found {value:g}",
             where=location,
         )
 
 
 @cache
 def _covers(source: str, target: str) -> bool:
-    """Return whether no value of ``source`` leaves the range of ``target``."""
+    """Return whether all values of ``source`` are within the range of ``target``."""
     return bool(float(_finfo(target).max) >= float(_finfo(source).max) and (_has_inf(target) or not _has_inf(source)))
 
 

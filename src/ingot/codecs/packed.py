@@ -1,4 +1,4 @@
-"""Matrices that are multiplied without being decoded first, for the codecs that support it."""
+"""Matrices that are multiplied without being decoded, for the codecs that support it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ingot.model.tensor import Array, Tensor
 
 
 class Packed(Protocol):
-    """A matrix [rows, cols] over the parts of a stored tensor, which it does not copy.
+    """A matrix [rows, cols] with the parts of a stored tensor, which are not copied.
 
-    ``packed`` are bytes; ``scales`` (factors or lookup tables) and ``zeros`` are floats. The class can build another
+    ``packed`` are bytes; ``scales`` (factors or lookup tables) and ``zeros`` are floats. The class can create another
     matrix from ``params``, ``shape`` and arrays of these types.
     """
 
@@ -32,26 +32,26 @@ class Packed(Protocol):
 
     @property
     def rounds(self) -> bool:
-        """Whether ``int8_bits`` supports this layout, because the kernel rounds x to 8 bits."""
+        """Whether ``int8_bits`` supports this layout, with a kernel that rounds x to 8 bits."""
         ...
 
     def choose_product(self, dtype: str, rows: int) -> Product | None:
-        """Return the kernel for ``rows`` rows of x in type ``dtype``; None if decoding the matrix is better."""
+        """Return the kernel for ``rows`` rows of x in ``dtype``; None if decoding the matrix is faster."""
         ...
 
     def int8_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """Write ``x @ w.T + bias`` into ``out``, with x rounded to 8 bits.
+        """Write ``x @ w.T + bias`` to ``out``, with x rounded to 8 bits.
 
         f16 and bf16 arrays are u16; ``types`` are the dtype names of ``x`` and ``bias``.
         """
         ...
 
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
-        """Decode ``len(out)`` rows from row ``start`` into ``out`` [n, cols], in the type of ``out``."""
+        """Decode ``len(out)`` rows from row ``start`` on into ``out`` [n, cols], in the type of ``out``."""
         ...
 
     def parts(self) -> dict[str, Array]:
-        """Return the parts of the stored tensor by their roles."""
+        """Return the parts of the stored tensor by role."""
         ...
 
 
@@ -65,12 +65,12 @@ CODECS: MappingProxyType[str, tuple[Callable[[Tensor], Packed], Callable[..., bo
 
 
 def matrix_of(tensor: Tensor) -> Packed:
-    """Return the matrix of a 2-d tensor, over its parts without a copy.
+    """Return the matrix of a 2-d tensor without copying its parts.
 
     Raises
     ------
     CodecError
-        The codec's ``check`` fails; its rules.
+        The rules of the codec's ``check``.
     UnsupportedError
         ``matmul.layout``: the tensor cannot stay packed.
     """
@@ -84,9 +84,9 @@ def matrix_of(tensor: Tensor) -> Packed:
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Return whether ``matrix_of`` supports a tensor, judged by its attributes alone.
+    """Return whether ``matrix_of`` supports a tensor, according to its attributes.
 
-    If ``direct`` is set, a product with one row must also be faster than with the decoded matrix. Raises no error and
-    reads no weights.
+    If ``direct`` is set, a product with one row must also be faster than with the decoded matrix. Reads no weights and
+    raises no error.
     """
     return tensor.codec in CODECS and CODECS[tensor.codec][1](tensor, direct=direct)

@@ -1,7 +1,7 @@
-"""Types of scales and entries that reach down to small values (``spec/affine.md``, "Small values").
+"""Choice of types for scales and entries that represent small values (``spec/affine.md``, "Small values").
 
-f16 has all its bits from 2^-14 on and nothing below 2^-24. An encoder whose scales would be smaller reports it before
-anything is encoded, and is prepared again with a type that holds them.
+f16 loses bits below 2^-14, and everything below 2^-24. An encoder with smaller scales reports it before encoding, and
+is prepared again with a wider type.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ingot.model.tensor import Array
 
 AUTO = "auto"
 HALF = "half"
-"""The value of option ``scales`` for programs that keep scales in 16 bits: bf16 for weights in bf16, else f16."""
+"""The value of option ``scales`` for programs that store scales in 16 bits: bf16 for weights in bf16, else f16."""
 
 
 class RangeProbe:
-    """A check whether a declared type can store the scales or codebook entries of small values without underflow.
+    """A check whether a declared type represents the scales or codebook entries of small values.
 
     The probe observes the largest magnitude of the values.
 
     Parameters
     ----------
     option : str
-        Name of the codec option that sets the type: ``scales``, ``entries``, ...
+        The codec option that sets the type: ``scales``, ``entries``, ...
     dtype : str
         The declared type of the stored numbers: f16, bf16 or f32.
     wider : sequence of str
-        Types to choose instead if the values are small, in order of preference; empty if the user chose the type.
+        Types for small values, in order of preference; empty if the user chose the type.
     levels : float
-        Divisor of the stored number: ``(largest magnitude / levels) ** power``.
+        The stored number is ``(largest magnitude / levels) ** power``.
     source : str
-        Type of the values. If it equals ``dtype``, or if ``dtype`` is f32, the probe never reports underflow.
+        Type of the values. If it equals ``dtype``, or if ``dtype`` is f32, underflow is never reported.
     power : float
-        Exponent of the stored number, see ``levels``.
+        Exponent of the stored number; see ``levels``.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class RangeProbe:
         self._seen = 0.0
 
     def observe(self, rows: Array) -> bool:
-        """Observe rows; return whether further rows can change neither ``wider_options`` nor ``underflow``."""
+        """Observe rows; return True if further rows cannot change ``wider_options`` or ``underflow``."""
         if self._seen < self._enough and rows.size:
             self._seen = max(self._seen, magnitude(rows))
         return self._seen >= self._enough
 
     def wider_options(self) -> dict[str, Any]:
-        """Return the option with a type that keeps all bits of the observed values; empty if it need not change."""
+        """Return the option with a type that preserves all bits of the observed values; empty if it need not change."""
         if not self._wider or not 0 < self._seen < self._enough:
             return {}
         fitting = [dtype for dtype in self._wider if self._seen >= self._magnitude_for(TINY[dtype])]
         return {self._option: fitting[0] if fitting else self._wider[-1]}
 
     def underflow(self) -> str | None:
-        """Return why the declared type loses all observed values; None if it does not."""
+        """Return why the declared type would lose all observed values; None if it does not."""
         if not 0 < self._seen < self._floor:
             return None
         return (
@@ -80,9 +80,9 @@ class RangeProbe:
 
 
 def magnitude(rows: Array) -> float:
-    """Return the largest magnitude of ``rows`` in f32; infinite if a value is not finite.
+    """Return the largest magnitude of ``rows`` in f32; infinite if a value is NaN or infinite.
 
-    Encoders refuse values that are not finite.
+    Encoders refuse these values later.
     """
     if float_name(rows) not in FLOATS:
         return np.inf

@@ -1,4 +1,4 @@
-"""Encoding in one pass into a layout that only repacking reaches: the words of GPTQ and AWQ, MLX's biases."""
+"""Encoding in one pass into a layout that is otherwise reached by repacking: words of GPTQ and AWQ, biases of MLX."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ingot.model.spec import PartSpec, TensorSpec
 from ingot.model.tensor import Array, Tensor
 
 REPACKED_FROM = "repacked_from"
-"""The option of a step whose encoder repacks: a table with ``codec`` and ``options`` of the inner encoder."""
+"""The option of a step whose encoder repacks: a table with the inner encoder's ``codec`` and ``options``."""
 
 
 class RepackedEncoder(Encoder):
-    """Encodes with an inner encoder and repacks the result: integers and scales stay the same.
+    """An encoder that repacks the result of an inner encoder; integers and scales stay the same.
 
     Parameters
     ----------
     inner : Encoder
     name : str
-        The tensor's name, for errors.
+        The tensor's name in errors.
     shape : tuple of int
         The tensor's shape.
     layout : Storable
-        The layout of the result. Unless it stores matrices row by row, all rows come in one chunk.
+        The layout of the result. If it does not store matrices row by row, all rows must be in one chunk.
     """
 
     def __init__(self, inner: Encoder, name: str, shape: tuple[int, ...], layout: Storable) -> None:
@@ -58,7 +58,7 @@ class RepackedEncoder(Encoder):
         return self._inner.scratch_bytes()
 
     def scratch_bytes_per_element(self) -> float:
-        """Return the inner encoder's scratch bytes, plus its parts, plus the copy of the parts that repacking makes."""
+        """Return the inner encoder's scratch bytes, plus its parts, plus their repacked copy."""
         part_bytes = sum(part.at_most for part in self._inner.parts)
         return self._inner.scratch_bytes_per_element() + 2 * part_bytes / max(1, prod(self._shape))
 
@@ -78,13 +78,13 @@ class RepackedEncoder(Encoder):
         self._inner.fit_pass(rows)
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return the repacked parts of these rows; raises ``CodecError`` ``repack.values`` if a value would change."""
+        """Return the repacked parts of these rows; raise ``CodecError`` ``repack.values`` if a value would change."""
         inner = self._inner.encode(rows, start)
         shape = self._shape if self.single_chunk else rows.shape
         repack = repacked(self._inner, inner, self._name, shape, self._layout)
         if not repack.exact:
             raise CodecError(
-                "repack.values", f"the encoded integers have no exact form in this layout: {repack.why_not}"
+                "repack.values", f"the encoded integers cannot be stored exactly in this layout: {repack.why_not}"
             )
         reader = repack.reader()
         chunk = ChunkParts(reader.read(repack.rows))
@@ -94,7 +94,7 @@ class RepackedEncoder(Encoder):
         return chunk
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        """Decode the inner encoder's parts of a chunk, which have the same values as the repacked parts."""
+        """Decode the inner encoder's parts of a chunk, whose values equal those of the repacked parts."""
         self._inner.decode(parts.within if isinstance(parts, ChunkParts) else parts, out)
 
 
@@ -103,7 +103,7 @@ def repacked(
 ) -> Repacked:
     """Return the repacking of encoded ``parts`` into ``layout``; ``why_not`` is set if a value would change.
 
-    Raises ``CodecError`` if parts and shape do not fit the encoder's layout.
+    Raises ``CodecError`` if parts and shape contradict the encoder's layout.
     """
     dtype = str(encoder.params["dtype"])
     stored = layout_of(TensorSpec(name, shape, dtype, encoder.codec, encoder.parts, encoder.params))
@@ -111,7 +111,7 @@ def repacked(
 
 
 def prepare_encoder(target: TensorSpec, dtype: str, options: Mapping[str, Any]) -> Encoder:
-    """Return the encoder of a step, given the spec of its result, the source's dtype, and the step's options.
+    """Return the encoder of a step from the spec of its result, the source's dtype and the step's options.
 
     Raises the errors of ``Codec.encoder``, and ``UnsupportedError`` for an unknown codec.
     """

@@ -1,4 +1,4 @@
-"""The choice of wider types for scales and entries if values are small (``spec/affine.md``, "Small values")."""
+"""Choice of wider types for scales and entries if values are small (``spec/affine.md``, "Small values")."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _E = TypeVar("_E", bound=BaseEncoder)
 
 
 def merge_options(options: Options, more: Options) -> dict[str, Any]:
-    """Return ``options`` updated with ``more``; the options of an inner codec are merged one by one."""
+    """Return ``options`` with the entries of ``more``; the options of an inner codec are merged likewise."""
     inner = {"options": merge_options(options.get("options", {}), more["options"])} if "options" in more else {}
     return {**options, **more, **inner}
 
 
 def describe_types(more: Mapping[str, Any]) -> str:
-    """Return the chosen types as text: ``scales bf16``."""
+    """Return the chosen types as text, such as ``scales bf16``."""
     return ", ".join(
         describe_types(value) if isinstance(value, Mapping) else f"{key} {value}" for key, value in more.items()
     )
@@ -34,9 +34,9 @@ def resolve_range(
     chunks: Iterable[tuple[int, Array]],
     accepts: Callable[[_E], bool] = lambda encoder: True,
 ) -> tuple[_E, Options]:
-    """Return an encoder whose types hold the values, and the options that differ from ``options``.
+    """Return an encoder whose types represent the values, and the changed options.
 
-    Reads only as many chunks as the encoder must observe.
+    Only as many chunks are read as the encoder must observe.
 
     Parameters
     ----------
@@ -45,18 +45,18 @@ def resolve_range(
     make : callable
         Creates an encoder from options.
     chunks : iterable of (int, array)
-        First row and rows of the matrix, in order. Most weights need only the first chunk.
+        First row and rows of each chunk, in order. For most weights, the first chunk is enough.
     accepts : callable
-        Returns whether a container can hold the result of an encoder with other types.
+        Returns whether a container can store the result of an encoder with other types.
 
     Returns
     -------
-    encoder, and the options that were chosen for it (none for most weights)
+    encoder, and the options that were changed (usually none)
 
     Raises
     ------
     UnsupportedError
-        ``codec.underflow``: the values are too small for the requested types or for those that the container takes.
+        ``codec.underflow``: the values are too small for the requested types, or for those that the container accepts.
     """
     if not encoder.observes():
         return encoder, {}

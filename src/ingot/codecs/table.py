@@ -1,6 +1,6 @@
-"""The table of codecs by id. A new codec of Ingot is a module, a line here, a spec page and a test class.
+"""The table of codecs by id. To add a codec, write a module, a line here, a spec page and a test class.
 
-Plugins add codecs by entry points in the group ``ingot.codecs``.
+Plugins add codecs as entry points of the group ``ingot.codecs``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ingot.core.registry import Instances
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.tensor import Tensor
 
-# Codecs that other codecs and formats name, because they handle their layouts specially.
+# codecs whose layouts other codecs and formats handle specially
 FLOAT_ENTROPY = "float_entropy"
 LOW_RANK = "low_rank"
 WITH_OUTLIERS = "with_outliers"
@@ -51,6 +51,6 @@ CODECS: Instances[Codec] = Instances(
 
 
 def stored_exactly(tensor: Tensor) -> bool:
-    """Return whether a tensor's stored form is lossless; blocks dropped by pruning do not count."""
+    """Return whether a tensor is stored losslessly; blocks that pruning dropped do not count."""
     codec = BlocksLayout.from_tensor(tensor).inner.codec if tensor.codec == BlocksLayout.codec else tensor.codec
     return CODECS[codec].lossless

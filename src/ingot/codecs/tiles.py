@@ -1,6 +1,6 @@
-"""Matrices that are multiplied while they stay packed: tiles of them are decoded in the type of x.
+"""Matrices that are multiplied while packed: tiles of them are decoded to the type of x.
 
-The base class of matrices whose kernels decode tiles ("Other codecs" under "Many rows" in ``spec/affine.md``).
+This module has the base class of these matrices ("Other codecs" under "Many rows" in ``spec/affine.md``).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ingot.errors import CodecError
 from ingot.model.tensor import Array
 
 Product = Callable[[Array, Array, Array | None, tuple[str, str], int], None]
-"""Arguments: x [m, cols], out [m, rows], the bias or None, the types of x and of the bias, threads.
+"""A product. Arguments: x [m, cols], out [m, rows], bias or None, types of x and bias, number of threads.
 
-f16 and bf16 arrays come as u16.
+f16 and bf16 arrays are u16.
 """
 
-_F32_ROWS = 32  # for more rows of x in f32, decoding is faster: their products are rounded before they are added
-_REACH = 40  # weights from 2^-40 to 2^40 take the fast kernels: kValuesReach in native/core/matmul.h
+_F32_ROWS = 32  # for more rows of x in f32, decoding is faster, because products are rounded before they are added
+_REACH = 40  # weights from 2^-40 to 2^40 can use the fast kernels: kValuesReach in native/core/matmul.h
 
 
 class TileMatrix(ABC):
-    """A matrix ``w`` [rows, cols] over the parts of a tensor, without a copy.
+    """A matrix ``w`` [rows, cols] with the parts of a tensor, which are not copied.
 
     Parameters
     ----------
@@ -60,37 +60,37 @@ class TileMatrix(ABC):
 
     @abstractmethod
     def sizes(self) -> tuple[int, int]:
-        """Return the expected number of bytes of ``packed``, and the expected number of elements of ``scales``."""
+        """Return the expected bytes of ``packed``, and the expected elements of ``scales``."""
 
     @abstractmethod
     def magnitudes(self) -> tuple[float, float]:
         """Return bounds of the magnitudes of weights that are not 0.
 
-        The upper one is infinite if a weight is not finite.
+        The upper bound is infinite if a weight is not finite.
         """
 
     @abstractmethod
     def kernel(self, dtype: str, within: bool) -> Any:
-        """Return the native matrix for x in ``dtype``.
+        """Return the native kernel's matrix for products with x in ``dtype``.
 
-        ``within`` states whether the magnitudes of all weights are in the range that the fast kernels support.
+        ``within`` states that the magnitudes of all weights are in the range of the fast kernels.
         """
 
     @abstractmethod
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
-        """Decode ``len(out)`` rows from row ``start`` into ``out`` [n, cols], in its type.
+        """Decode ``len(out)`` rows from row ``start`` on into ``out`` [n, cols], in the type of ``out``.
 
-        Raises ``CodecError`` ``<codec>.overflow`` if ``out`` cannot hold a finite value.
+        Raises ``CodecError`` ``<codec>.overflow`` if a finite value exceeds the range of ``out``.
         """
 
     @abstractmethod
     def parts(self) -> dict[str, Array]:
-        """Return the parts of the stored tensor by their roles."""
+        """Return the parts of the stored tensor by role."""
 
     def choose_product(self, dtype: str, rows: int) -> Product | None:
-        """Return the kernel for ``rows`` rows of x; None if decoding is better.
+        """Return the kernel for ``rows`` rows of x in ``dtype``; None if decoding the matrix is better.
 
-        Decoding is better for many rows in f32, and for weights that the type of x may not hold.
+        Decoding is better for many rows in f32, and for weights that may exceed the type of x.
         """
         if self._range is None:
             self._range = self.magnitudes()
@@ -98,18 +98,18 @@ class TileMatrix(ABC):
         return None if over or (dtype == "f32" and rows > _F32_ROWS) else self.gemm_bits
 
     def gemm(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
-        """Write ``x @ w.T + bias`` into ``out``, summed in f32 in the order of "Many rows" and rounded once.
+        """Write ``x @ w.T + bias`` to ``out``, summed in f32 in the order of "Many rows" and rounded once.
 
-        x : [m, cols] in f32, f16 or bf16; out : [m, rows] of its type; bias : [rows]. The bits do not depend on the
-        number of rows and workers or on the instruction set. Raises ``ValueError`` if sizes or types do not fit
-        together.
+        x : [m, cols] in f32, f16 or bf16; out : [m, rows] of the same type; bias : [rows]. The result does not depend
+        on the number of rows or workers, or on the instruction set. Raises ``ValueError`` if sizes or types contradict
+        each other.
         """
         name = float_name(x)
         types = (name, name if bias is None else float_name(bias))
         self.gemm_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
 
     def gemm_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """Run ``gemm`` on arrays in which f16 and bf16 are u16; ``types`` are the dtype names of ``x`` and ``bias``."""
+        """Run ``gemm`` on arrays with u16 for f16 and bf16; ``types`` are the dtypes of ``x`` and ``bias``."""
         matrix = self._kernels.get(types[0])
         if matrix is None:
             low, high = self._range = self._range or self.magnitudes()
@@ -127,7 +127,7 @@ class TileMatrix(ABC):
 
 
 def bounds(values: Array) -> tuple[float, float]:
-    """Return the smallest magnitude that is not 0 and the largest; infinite if a value is not finite."""
+    """Return the smallest magnitude that is not 0, and the largest; infinite if a value is not finite."""
     size = np.abs(values[values != 0].astype(np.float32))
     if not size.size:
         return 1.0, 1.0

@@ -1,4 +1,4 @@
-"""Keys and values of attention as blocks of affine codes that are appended and not rewritten (``spec/kv-cache.md``)."""
+"""Append-only blocks of affine codes for the keys and values of attention (``spec/kv-cache.md``)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ LANES = 16
 """The columns of a block, and of a group, are multiples of this."""
 
 _NON_FINITE = 1
-_SLACK = 8  # full memory grows by the number of its blocks divided by this
+_SLACK = 8  # when memory is full, it grows by a fraction of the number of blocks: 1 / this
 
 
 class PackedBlocks:
-    """Blocks [rows, cols] of several heads: codes in rows, an f16 scale and offset for each group of a row's columns.
+    """Blocks [rows, cols] for several heads: codes row by row, an f16 scale and an f16 offset per group of columns.
 
-    A block of keys is [channels, tokens], and each row is one group. A block of values is [tokens, channels], in groups
-    of channels.
+    A block of keys is [channels, tokens]; each of its rows is one group. A block of values is [tokens, channels], with
+    groups of channels.
 
     Parameters
     ----------
     heads : int
-        The heads of all sequences together.
+        The number of heads of all sequences together.
     shape : rows, cols
         Shape of a block; at most ``MAX_EXTENT`` each, columns a multiple of 16.
     bits : 2, 4 or 8
@@ -51,11 +51,11 @@ class PackedBlocks:
 
     @property
     def nbytes(self) -> int:
-        """Allocated bytes, with room for the next blocks."""
+        """Allocated bytes, including memory for later blocks."""
         return int(self._packed.nbytes + 2 * self._scales.nbytes)
 
     def snapshot(self) -> PackedBlocks:
-        """Return a view of the present blocks, without a copy; blocks that are appended later are not in it."""
+        """Return a view of the current blocks without a copy; blocks that are appended later are not in it."""
         return copy(self)
 
     def pack(self, values: Array) -> tuple[Array, Array, Array]:
@@ -66,7 +66,7 @@ class PackedBlocks:
         Raises
         ------
         CodecError
-            ``kv.range``: values that are not finite, or whose smallest value or step f16 cannot hold.
+            ``kv.range``: a value is not finite, or f16 cannot store a group's smallest value or step.
         """
         heads, count, _, cols = values.shape
         arrays: list[Array] = [
@@ -90,7 +90,7 @@ class PackedBlocks:
             reason = f"{row_values[column]:g}" if status == _NON_FINITE else f"up to {np.abs(row_values).max():g}"
             raise CodecError(
                 "kv.range",
-                f"expected finite keys and values that f16 has offsets for, at most 65504, found {reason}; "
+                f"expected finite keys and values of at most 65504, the largest f16, found {reason}; "
                 "run the model with the full cache",
             )
         return packed, scales, zeros
@@ -117,19 +117,19 @@ class PackedBlocks:
         return out
 
     def scores(self, queries: Array, out: Array, first: int, workers: int) -> None:
-        """Write products of queries [heads, n, rows] with all columns to ``out`` [heads, n, tokens], from ``first`` on.
+        """Write products of queries [heads, n, rows] and all columns to ``out`` [heads, n, tokens] from ``first`` on.
 
-        Both are f32. The blocks hold keys, and the columns of all blocks follow each other.
+        Both are f32. The blocks contain keys; the columns of successive blocks are successive tokens.
         """
         native.kernels.kv_scores(
             queries, self._packed, self._scales, self._zeros, self.count, self.bits, out, first, workers
         )
 
     def weighted_sums(self, weights: Array, first: int, out: Array, workers: int) -> None:
-        """Write the sums of rows, weighted by ``weights`` [heads, n, tokens] from token ``first`` on, to ``out``.
+        """Write sums of rows, weighted by ``weights`` [heads, n, tokens] from token ``first`` on, to ``out``.
 
-        ``weights`` and ``out`` [heads, n, cols] are f32. The blocks hold values, and the rows of all blocks follow each
-        other.
+        ``weights`` and ``out`` [heads, n, cols] are f32. The blocks contain values; the rows of successive blocks are
+        successive tokens.
         """
         native.kernels.kv_values(
             weights,
@@ -145,7 +145,7 @@ class PackedBlocks:
         )
 
     def take(self, heads: Array) -> None:
-        """Replace the heads by the heads of these indices, in their order; an index may occur several times."""
+        """Select heads by their indices, in this order; an index may occur several times."""
         self._packed, self._scales, self._zeros = (
             np.take(stored, heads, axis=0) for stored in (self._packed, self._scales, self._zeros)
         )

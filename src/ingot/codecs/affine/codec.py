@@ -42,17 +42,17 @@ WHY_NOT = "for some scale, the zero point -offset / scale is no integer in the r
 
 
 def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
-    """Return ``tensor``, which has offsets, as a tensor with zero points that are computed when they are read.
+    """Return ``tensor``, which has offsets, with zero points instead; they are computed when they are read.
 
-    If every zero point is the middle code, the result has no zero points. Return None if any value would change other
-    than in the sign of a zero. Reads scales and offsets, and checks their digests.
+    If every zero point is the middle code, the result has no zero points. Return None if a value would change; a
+    changed sign of zero is allowed. Scales and offsets are read, and their digests checked.
     """
     if stored.block is not None or stored.matrix is not None:
         return None
     fits = same = True
     middle = 0 if stored.signed else 1 << (stored.bits - 1)
     for scales, zeros in zip(number_chunks(tensor.parts[SCALES]), number_chunks(tensor.parts[ZEROS]), strict=True):
-        points = points_of(scales, zeros, stored)  # reads to the end, for the digests
+        points = points_of(scales, zeros, stored)  # reads to the end, where digests are checked
         fits = fits and points is not None
         same = same and points is not None and native.kernels.affine_equal(as_bits(points), float_name(points), middle)
     if not fits:
@@ -88,9 +88,7 @@ def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
 def points_of(scales: Array, zeros: Array, layout: AffineLayout) -> Array | None:
     """Return zero points for which ``s * (q - z)`` equals ``s * q + zeros``, in the type of ``scales``.
 
-    Return None if some decoded value would change.
-
-    Return None if some value would change.
+    Return None if a decoded value would change.
     """
     lowest = -(1 << (layout.bits - 1)) if layout.signed else 0
     highest = lowest + (1 << layout.bits) - 1
@@ -102,7 +100,7 @@ def points_of(scales: Array, zeros: Array, layout: AffineLayout) -> Array | None
 
 
 class AffineReader(AddingReader):
-    """A sequential reader with a packed buffer of at most about ``STEP`` codes (never less than a row)."""
+    """A sequential reader that buffers packed codes: at most about ``STEP``, but at least a row."""
 
     def __init__(self, tensor: Tensor, params: AffineLayout, workers: int | None = 1) -> None:
         self._params = params
@@ -125,7 +123,7 @@ class AffineReader(AddingReader):
             add_rows(self._params, packed, scales, zeros, base[target], out[target])
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` codes, a whole number of rows."""
+        """Skip ``count`` codes, which must be full rows."""
         rows = count // max(self._cols, 1)
         self._row += rows
         self._packed.skip(rows)
@@ -134,11 +132,11 @@ class AffineReader(AddingReader):
             self._zeros.skip(rows, self._cols)
 
     def _runs(self, out: Array) -> Iterator[tuple[slice, Array, Array, Array | None]]:
-        """Yield a slice of ``out`` at a time, with the packed codes, scales and zero points of these rows."""
+        """Yield slices of ``out``, each with the packed codes, scales and zero points of its rows."""
         if out.ndim != 2 or out.shape[1] != self._cols or len(out) > self._rows - self._row:
             raise ValueError(f"expected at most {self._rows - self._row} rows of {self._cols}, found {out.shape}")
         self._row += len(out)
-        if not out.size:  # there may be any number of empty rows; finish reads the scales that they have
+        if not out.size:  # there may be any number of empty rows; ``finish`` reads their scales
             return
         for start in range(0, len(out), self._step):
             target = slice(start, min(start + self._step, len(out)))
@@ -156,17 +154,17 @@ class AffineReader(AddingReader):
 
 
 class CutReader(Rows):
-    """A sequential reader of a tensor whose codes are packed as a matrix of another shape than the tensor's.
+    """A sequential reader of a tensor whose codes are packed as a matrix of another shape.
 
-    The reader returns rows of the tensor. If the requested rows end within a row of the packed matrix, the reader
-    buffers the rest of the packed row.
+    It returns rows of the tensor. If they end within a row of the packed matrix, it buffers the remaining values of
+    that row.
     """
 
     def __init__(self, tensor: Tensor, params: AffineLayout) -> None:
         self._inner = AffineReader(tensor, params)
         self._cols = params.matrix_of(tensor.shape)[1]
         self._row_tail: Array = np.empty(0, np.float32)
-        self._passed = 0  # values to skip in the next row
+        self._passed = 0  # values of the next row to skip
 
     def fill(self, out: Array) -> None:
         if not out.flags.c_contiguous or (self._row_tail.size and self._row_tail.dtype != out.dtype):
@@ -203,7 +201,7 @@ class CutReader(Rows):
 
 
 class AffineCodec(Codec):
-    """Integers with scales and zero points: from INT8 per row (Vectro) to INT4, INT3 and INT2 in groups."""
+    """Integers with scales and zero points: from INT8 per row to INT4, INT3 and INT2 in groups."""
 
     id: ClassVar[str] = AffineLayout.codec
     lossless: ClassVar[bool] = False
@@ -217,10 +215,10 @@ class AffineCodec(Codec):
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64, which holds the f32 values.
+        """Return the values in f32, f16 or bf16, rounded once from f32; or in f64, without rounding.
 
-        Raw codes in a mapped file are decoded without a copy, if each row begins at a byte. Large tensors use several
-        threads (``core.runtime.parallel.default_workers``).
+        Raw codes in a mapped file are not copied if each row begins at a byte. Large tensors use several threads
+        (``core.runtime.parallel.default_workers``).
         """
         params = _checked(tensor)
         if dtype not in FLOATS:
@@ -247,9 +245,9 @@ class AffineCodec(Codec):
         return AffineReader(tensor, params) if params.matrix is None else CutReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return how many bytes of each part a row takes, so that rows can be read alone.
+        """Return how many bytes of each part belong to a row, so that single rows can be read.
 
-        Scales of the full tensor take no bytes of a row. Return None if rows do not begin at bytes, or if rows share
+        The number is 0 for scales of the full tensor. Return None if rows do not begin at bytes, or if they share
         scales.
         """
         params = _checked(tensor)
@@ -264,7 +262,7 @@ class AffineCodec(Codec):
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
         """Return the bytes of codes, scales and zero points for ``count`` columns of a row.
 
-        Return None if columns would begin within a byte, a word or a group; see ``Decoder.columns``.
+        Return None if the columns would begin within a byte, a word or a group; see ``Decoder.columns``.
         """
         params = _checked(tensor)
         cols = tensor.matrix_shape[1]
@@ -286,8 +284,8 @@ class AffineCodec(Codec):
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
         """Return the same integers in another layout of the family, or in ggml's blocks.
 
-        See ``spec/affine.md``, "Repacking". Reads scales and zero points, and checks their digests, if the decision
-        whether every value stays equal depends on them.
+        See ``spec/affine.md``, "Repacking". If exactness depends on scales and zero points, they are read and their
+        digests checked.
         """
         stored = _checked(tensor)
         if isinstance(layout, GgmlBlocksLayout):
@@ -319,9 +317,9 @@ class AffineCodec(Codec):
 
 
 def _checked(tensor: Tensor) -> AffineLayout:
-    """Return a tensor's layout, after checking the parts against it.
+    """Check the parts of a tensor, and return its layout.
 
-    ``matrix`` is None if the tensor's shape gives the same rows.
+    ``matrix`` of the result is None if the tensor's shape has the same rows.
     """
     layout = AffineLayout.from_tensor(tensor)
     expected = ROLES if layout.zeros else ROLES[:2]

@@ -1,4 +1,4 @@
-"""Encoding of the affine family: options, and quantizers over chunks of rows (``spec/affine.md``)."""
+"""Encoding of the affine family: options, and quantization of chunks of rows (``spec/affine.md``)."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from ingot.model.tensor import Array
 
 
 class TensorFit:
-    """A fit that reads all rows once for their range, and a second time for the search by squared error.
+    """A fit for one scale of a tensor: a pass finds the range, and for the search a second pass the squared errors.
 
     Parameters
     ----------
     settings : AffineLayout
     search : bool
-        Choose among ``AFFINE_CANDIDATES`` shrunk ranges by squared error. Errors are added row by row in double
-        precision, so that chunks do not matter.
+        Whether to choose among ``AFFINE_CANDIDATES`` smaller ranges by squared error. Errors are added row by row in
+        f64, so that the result does not depend on chunks.
     rows : int
-        Rows of the tensor; a pass ends after them.
+        Rows of the tensor; each pass processes all of them.
 
     Attributes
     ----------
     seen : int
-        Rows processed in the present pass.
+        Rows processed in the current pass.
     scales, zeros : arrays of one element
-        The result; 1 and ``settings.no_zero`` for a tensor without values.
+        The result; 1 and ``settings.no_zero`` for an empty tensor.
     """
 
     def __init__(self, settings: AffineLayout, search: bool, rows: int) -> None:
@@ -50,7 +50,7 @@ class TensorFit:
         self._high = -np.inf
         self.seen = 0
         self._codes = settings.bits, settings.signed, not settings.zeros  # arguments of the kernels
-        self._candidates: tuple[Array, Array, Array] | None = None  # steps, offsets, squared errors so far
+        self._candidates: tuple[Array, Array, Array] | None = None  # steps, offsets, sums of squared errors
         self.scales = np.ones(1, numpy_dtype(settings.scales))
         self.zeros = np.full(1, settings.no_zero, numpy_dtype(settings.scales))
         self._scale_dtype = settings.scales
@@ -61,7 +61,7 @@ class TensorFit:
         return 2 if self._search else 1
 
     def add(self, rows: Array) -> int | None:
-        """Process the next rows; return the index of the first value that is not finite, None if all are.
+        """Process the next rows; return the index of the first NaN or infinity, else None.
 
         Raises ``CodecError`` ``affine.scale-overflow`` at the end of a pass.
         """
@@ -94,7 +94,7 @@ class TensorFit:
         if not len(fits):
             raise CodecError(
                 "affine.scale-overflow",
-                f"{self._scale_dtype} cannot hold the scale of the entire tensor; use scales=bf16 or scales=f32",
+                f"{self._scale_dtype} cannot represent the scale of the entire tensor; use scales=bf16 or scales=f32",
             )
         return steps[fits], offsets[fits], np.zeros(len(fits))
 
@@ -105,12 +105,11 @@ _SCALE_OVERFLOW = 2
 
 @dataclass(frozen=True, slots=True)
 class AffineEncoder(Encoder):
-    """An encoder of chunks of rows.
+    """An encoder for chunks of rows.
 
-    If the entire tensor has one scale, fit passes determine it (``fit``), and it is stored with row 0. Rows have
-    ``width`` columns. Codes are packed in rows of ``cols`` columns, and a chunk contains a whole number of packed rows
-    (``step``). If ``flat`` is set, packed rows are joined to one bit stream; ``settings`` describe the rows before
-    they are joined.
+    If the entire tensor has one scale, fit passes determine it (``fit``), and it is stored with row 0. A tensor's rows
+    have ``width`` columns. Codes are packed in rows of ``cols`` columns, and a chunk has full packed rows (``step``).
+    If ``flat`` is set, the packed rows, which ``settings`` describe, are joined to one bit stream.
     """
 
     settings: AffineLayout
@@ -136,7 +135,7 @@ class AffineEncoder(Encoder):
         return self.reach
 
     def fit_pass(self, rows: Array) -> None:
-        """Process ``rows`` in a fit pass: only a scale of the entire tensor needs one."""
+        """Process rows in a fit pass, which only a scale of the entire tensor needs."""
         if self.fit is not None:
             bad = self.fit.add(rows)
             if bad is not None:
@@ -148,8 +147,8 @@ class AffineEncoder(Encoder):
         Raises
         ------
         CodecError
-            ``affine.non-finite``: a value is NaN or infinite (a float64 past the range of float32 too).
-            ``affine.scale-overflow``: the scale type cannot hold a group's scale.
+            ``affine.non-finite``: a value is NaN or infinite, or an f64 beyond the range of f32.
+            ``affine.scale-overflow``: a group's scale exceeds the range of the scale type.
         """
         if rows.ndim != 2 or rows.shape[1] != self.width:
             raise ValueError(f"expected rows of {self.width} columns, found {rows.shape}")
@@ -175,7 +174,7 @@ class AffineEncoder(Encoder):
         return self._join_if_flat(parts if zeros is None else {**parts, "zeros": zeros})
 
     def _join_if_flat(self, parts: dict[str, Array]) -> dict[str, Array]:
-        """Return ``parts``; if the layout is flat, the rows of codes are joined to one bit stream."""
+        """Return ``parts``; for a flat layout, join the rows of codes to one bit stream."""
         packed = parts["packed_weight"]
         if not self.flat or not packed.size:
             return parts
@@ -191,7 +190,7 @@ class AffineEncoder(Encoder):
         decode_rows(self.settings, packed, scales, zeros if self.settings.zeros else None, out)
 
     def _scales(self, count: int) -> tuple[Array, Array | None]:
-        """Return scales and zero points for ``count`` rows: the fitted ones, or arrays for the kernel to fill."""
+        """Return scales and zero points for ``count`` rows: the fitted ones, or empty arrays for the kernel to fill."""
         if self.fit is not None:
             return self.fit.scales.copy(), self.fit.zeros.copy() if self.settings.zeros else None
         shape = self.settings.scale_shape(count, self.cols)
@@ -237,7 +236,7 @@ class AffineEncoder(Encoder):
     def _overflow(self, row: int, column: int) -> CodecError:
         return CodecError(
             "affine.scale-overflow",
-            f"{self.settings.scales} cannot hold the scale or the offset of the group at "
+            f"{self.settings.scales} cannot represent the scale or the offset of the group at "
             f"row {row}, column {column}; use scales=bf16 or scales=f32",
         )
 

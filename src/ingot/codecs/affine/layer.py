@@ -1,5 +1,6 @@
-"""A decoder layer on packed matrices: the parts before and after attention, attention of a few queries, and all of
-them for one more token (``spec/loading.md``, "Layers in native calls")."""
+"""A decoder layer with packed matrices: the parts before and after attention, attention of a few queries, and a full
+step for one more token (``spec/loading.md``, "Layers in native calls").
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ingot.core.runtime import native
 from ingot.model.tensor import Array
 
 LARGEST_HEAD = 512
-"""The largest number of columns of a head. It must be a multiple of 16 for ``attend``, of 2 for ``DecoderLayer``."""
+"""The largest number of columns of a head; it must be even for ``DecoderLayer``, a multiple of 16 for ``attend``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +24,19 @@ class Norm:
 
 
 class DecoderLayer:
-    """A decoder layer: seven products with x in 8 bits, the norms before them, rotary positions, the gate and the sums.
+    """A decoder layer: seven products with x in 8 bits, norms, rotary positions, the gate and the residual sums.
 
-    Arrays have f16 and bf16 as u16. The result of a row does not depend on the number of rows, on the number of threads
-    or on the instruction set.
+    In arrays, f16 and bf16 are u16. The result for a row does not depend on the number of rows or threads, or on the
+    instruction set.
 
     Parameters
     ----------
     matrices : sequence of PackedMatrix
-        For queries, keys, values, attention output, gate, up and down; ``rounds`` must be true for all.
+        Queries, keys, values, attention output, gate, up and down; ``rounds`` must be true for all.
     biases : sequence of (array [rows] or None)
-        One for each matrix.
+        The bias of each matrix, or None.
     norms : sequence of (Norm or None)
-        Before attention, before the gate, of each head of queries, and of each head of keys; None if the model has
-        none.
+        Norms before attention, before the gate, of each head of queries, and of each head of keys, or None.
     width : int
         Columns of a head, at most ``LARGEST_HEAD``.
     dtype : "f32", "f16" or "bf16"
@@ -45,7 +45,7 @@ class DecoderLayer:
     Raises
     ------
     ValueError
-        Sizes or types do not fit together.
+        Sizes or types contradict each other.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class DecoderLayer:
     def project(
         self, x: Array, cosines: Array, sines: Array, queries: Array, keys: Array, values: Array, threads: int
     ) -> None:
-        """Write queries, keys and values, rows of heads, from x [rows, hidden] and angles [rows, width]."""
+        """Compute queries, keys and values, as rows of heads, from x [rows, hidden] and angles [rows, width]."""
         self._native.project(x, cosines, sines, queries, keys, values, threads)
 
     def finish(self, attended: Array, x: Array, out: Array, threads: int) -> None:
-        """Write the layer's output [rows, hidden], from the output of attention and the layer's input."""
+        """Compute the layer's output [rows, hidden] from the output of attention and the layer's input."""
         self._native.finish(attended, x, out, threads)
 
     def step(
@@ -85,7 +85,7 @@ class DecoderLayer:
         out: Array,
         threads: int,
     ) -> None:
-        """Write the layer's output [sequences, hidden] for one more token of each sequence.
+        """Compute the layer's output [sequences, hidden] for one more token of each sequence.
 
         Equivalent to ``project``, ``attend`` and ``finish``.
 
@@ -102,7 +102,7 @@ class DecoderLayer:
         Raises
         ------
         ValueError
-            Sizes or types do not fit together, the width of heads is not a multiple of 16, or the cache is full.
+            Sizes or types contradict each other, the width of heads is no multiple of 16, or the cache is full.
         """
         self._native.step(x, *angles, *cache, used, scale, out, threads)
 
@@ -110,7 +110,7 @@ class DecoderLayer:
 def attend(
     queries: Array, keys: Array, values: Array, tokens: int, out: Array, dtype: str, scale: float, threads: int
 ) -> None:
-    """Write softmax(scale * q k^T) v for a few queries, summed in f32 over segments of 256 tokens.
+    """Compute softmax(scale * q k^T) v for a few queries, summed in f32 over segments of 256 tokens.
 
     Parameters
     ----------
@@ -125,6 +125,6 @@ def attend(
     Raises
     ------
     ValueError
-        Sizes or types do not fit together.
+        Sizes or types contradict each other.
     """
     native.kernels.attend(queries, keys, values, tokens, out, dtype, scale, threads)

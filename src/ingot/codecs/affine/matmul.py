@@ -1,4 +1,4 @@
-"""Products with weights of the affine family that stay packed (``spec/affine.md``, "Multiplying")."""
+"""Products with packed weights of the affine family (``spec/affine.md``, "Multiplying")."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ingot.model.layouts.affine import AffineLayout, canonical
 from ingot.model.tensor import Array, Tensor
 
 BATCH = {"f32": 32, "f16": 4, "bf16": 4}
-"""The largest number of rows of x, by its type, for which ``matmul`` is chosen. More rows take ``gemm`` in 16 bits, and
-decoded blocks of rows in f32: their products with codes are not exact, and take two instructions instead of one."""
+"""By type of x, the largest number of rows for which ``matmul`` is fastest. For more rows, ``gemm`` is used in 16 bits,
+and decoded blocks of rows in f32, because products of f32 with codes are not exact and need two instructions."""
 
 _LARGEST_POINT = 1 << 15
 
@@ -30,13 +30,13 @@ class PackedMatrix:
     shape : rows, cols
     packed : u8, rows * params.row_bytes(cols)
         Not copied: a mapped file stays mapped.
-    scales, zeros : of ``params.scale_shape(rows, cols)``, any number of dimensions; f32, f16 or bf16, one type
-        ``zeros`` is None if ``params.zeros`` is false.
+    scales, zeros : arrays of ``params.scale_shape(rows, cols)``, in any number of dimensions; f32, f16 or bf16
+        Both have the same type. ``zeros`` is None if ``params.zeros`` is false.
 
     Raises
     ------
     CodecError
-        ``affine.size``: an array of another size.
+        ``affine.size``: an array has another size.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PackedMatrix:
 
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> PackedMatrix:
-        """Return the matrix of a 2-d tensor, over its parts without a copy.
+        """Return the matrix of a 2-d tensor without copying its parts.
 
         Raises
         ------
@@ -70,18 +70,18 @@ class PackedMatrix:
 
     @property
     def direct(self) -> bool:
-        """Whether ``matmul`` supports this layout: codes of 4 or 8 bits, the first code in the low bits of a byte."""
+        """Whether ``matmul`` supports this layout: 4 or 8 bits, the first code in the low bits of a byte."""
         return self._direct
 
     @property
     def takes_gemm(self) -> bool:
-        """Whether ``gemm`` supports this layout: codes of 2, 3, 4 or 8 bits, low bits first, groups of 32n columns."""
+        """Whether ``gemm`` supports this layout: 2, 3, 4 or 8 bits, low bits first, groups of 32n columns."""
         return self._takes_gemm
 
     def matmul(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
-        """Write ``x @ w.T + bias`` into ``out``, summed in f32 in a fixed order and rounded once.
+        """Write ``x @ w.T + bias`` to ``out``, summed in f32 in a fixed order and rounded once.
 
-        The bits do not depend on the number of workers or on the instruction set.
+        The result does not depend on the number of workers or on the instruction set.
 
         Parameters
         ----------
@@ -89,29 +89,29 @@ class PackedMatrix:
         out : [m, rows] of the element type of ``x``, C order
         bias : [rows], f32, f16 or bf16
         workers : int
-            Threads, the calling one included.
+            The number of threads, including the calling one.
 
         Raises
         ------
         ValueError
-            Sizes or types do not fit together, or ``direct`` is false.
+            Sizes or types contradict each other, or ``direct`` is false.
         """
         name = float_name(x)
         types = (name, name if bias is None else float_name(bias))
         self.matmul_bits(as_bits(x), written(out), None if bias is None else as_bits(bias), types, workers)
 
     def matmul_bits(self, x: Array, out: Array, bias: Array | None, types: tuple[str, str], workers: int) -> None:
-        """Run ``matmul`` on arrays in which f16 and bf16 are u16; ``types`` are the dtype names of ``x`` and ``bias``.
+        """Run ``matmul`` on arrays with u16 for f16 and bf16; ``types`` are the dtypes of ``x`` and ``bias``.
 
-        Only sizes are checked, for speed.
+        For speed, only sizes are checked.
         """
         self.native_matrix().matmul(x, bias, out, types[0], types[1], workers)
 
     def gemm(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1) -> None:
-        """Write ``x @ w.T + bias`` into ``out`` for any number of rows of ``x``: 256 rows share each unpacked weight.
+        """Write ``x @ w.T + bias`` to ``out`` for any number of rows of ``x``; weights are unpacked once per 256 rows.
 
-        Sums have another order than in ``matmul`` ("Many rows" in ``spec/affine.md``). A row's result does not depend
-        on the number of rows. Raises ``ValueError`` if sizes or types do not fit together, or ``takes_gemm`` is false.
+        The order of sums differs from ``matmul`` ("Many rows" in ``spec/affine.md``). A row's result does not depend on
+        the number of rows. Raises ``ValueError`` if sizes or types contradict each other, or ``takes_gemm`` is false.
         """
         name = float_name(x)
         types = (name, name if bias is None else float_name(bias))
@@ -123,15 +123,14 @@ class PackedMatrix:
 
     @property
     def rounds(self) -> bool:
-        """Whether ``int8`` supports this layout: ``gemm`` does, and zero points are at most 2^15."""
+        """Whether ``int8`` supports this layout: ``gemm`` does, and the zero point is at most 2^15."""
         return self._takes_gemm and abs(self.params.zero_point or 0) <= _LARGEST_POINT
 
     def int8(self, x: Array, out: Array, bias: Array | None = None, workers: int = 1, *, dots: bool = True) -> None:
-        """Run ``gemm`` with ``x`` rounded to 8 bits for every block of 32 columns.
+        """Run ``gemm`` with ``x`` rounded to 8 bits in blocks of 32 columns.
 
-        See "Activations in 8 bits" in ``spec/affine.md``. ``dots`` allows instructions that only some processors of an
-        instruction set have; the result is the same. Raises ``ValueError`` if sizes or types do not fit together, or
-        ``rounds`` is false.
+        See "Activations in 8 bits" in ``spec/affine.md``. ``dots`` allows instructions that only some processors have;
+        the result is the same. Raises ``ValueError`` if sizes or types contradict each other, or ``rounds`` is false.
         """
         name = float_name(x)
         types = (name, name if bias is None else float_name(bias))
@@ -144,19 +143,19 @@ class PackedMatrix:
         self.native_matrix().int8(x, bias, out, types[0], types[1], workers, dots)
 
     def native_matrix(self) -> native.kernels.PackedMatrix:
-        """Return the native matrix; ``ValueError`` if the kernels do not support this layout."""
+        """Return the native matrix; raise ``ValueError`` if the kernels do not support this layout."""
         if self._native is None:
             raise ValueError("expected a layout that the kernels support; decode the matrix")
         return self._native
 
     def choose_product(self, dtype: str, rows: int) -> Product | None:
-        """Return the kernel for ``rows`` rows of x in type ``dtype``; None if decoding the matrix is better."""
+        """Return the kernel for ``rows`` rows of x in ``dtype``; None if decoding the matrix is faster."""
         if rows <= BATCH[dtype] and self._direct:
             return self.matmul_bits
         return self.gemm_bits if self._takes_gemm and dtype != "f32" else None
 
     def parts(self) -> dict[str, Array]:
-        """Return the parts of the stored tensor by their roles."""
+        """Return the parts of the stored tensor by role."""
         parts = {"packed_weight": self.packed, "scales": self.scales}
         return parts if self.zeros is None else {**parts, "zeros": self.zeros}
 
@@ -167,7 +166,7 @@ class PackedMatrix:
         return out
 
     def decode_into(self, start: int, out: Array, workers: int | None = None) -> None:
-        """Decode ``len(out)`` rows from row ``start`` into ``out`` [n, cols], in its type.
+        """Decode ``len(out)`` rows from row ``start`` on into ``out`` [n, cols], in the type of ``out``.
 
         Raises the errors of ``decode``.
         """
@@ -211,9 +210,9 @@ class PackedMatrix:
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Return whether ``PackedMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
+    """Return whether ``PackedMatrix.from_tensor`` supports a tensor, according to its attributes.
 
-    If ``direct`` is set, ``matmul`` must also support the tensor's layout. Raises no error and reads no weights.
+    If ``direct`` is set, ``matmul`` must support the layout too. Reads no weights and raises no error.
     """
     try:
         params = packed_params(tensor)
@@ -223,14 +222,15 @@ def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
 
 
 def packed_params(tensor: Tensor) -> AffineLayout:
-    """Return the parameters of a tensor whose rows can be decoded a few at a time; reads no weights.
+    """Return the layout of a tensor whose rows can be decoded separately; reads no weights.
 
     Raises
     ------
     CodecError
         The checks of ``AffineCodec.check``.
     UnsupportedError
-        ``matmul.layout``: not a matrix of the affine family whose rows begin at a byte and have scales of their own.
+        ``matmul.layout``: the tensor is no matrix of the affine family in which each row begins at a byte and has its
+        scales.
     """
     if tensor.codec == AffineCodec.id and len(tensor.shape) == 2:
         AffineCodec().check(tensor)
@@ -246,14 +246,14 @@ def packed_params(tensor: Tensor) -> AffineLayout:
 
 
 def multiplies(params: AffineLayout, cols: int) -> bool:
-    """Return whether ``matmul`` supports the layout: 4 or 8 bits, the lowest first, groups that fill 4-byte words."""
+    """Return whether ``matmul`` supports the layout: 4 or 8 bits, first code lowest, groups that fill 4-byte words."""
     group = params.group_columns(cols)
     fits = (params.group_size is None and params.block is None) or group >= cols or group % (32 // params.bits) == 0
     return params.bits in (4, 8) and not params.msb and cols > 0 and fits
 
 
 def in_blocks(params: AffineLayout, cols: int) -> bool:
-    """Return whether ``gemm`` supports the layout: 2, 3, 4 or 8 bits, lowest first.
+    """Return whether ``gemm`` supports the layout: 2, 3, 4 or 8 bits, first code lowest.
 
     Groups must be multiples of 32 columns, or a row must be one group.
     """

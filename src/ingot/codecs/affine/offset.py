@@ -1,6 +1,6 @@
 """Zero points as offsets: ``s * (q - z)`` repacked as ``s * q + o``, ``o = -s * z`` (``spec/affine.md``, "Repacking").
 
-A runtime that computes with offsets (MLX) accepts integers that were quantized with zero points, or signed codes.
+A runtime that computes with offsets (MLX) then accepts integers with zero points, and signed codes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 def repack(tensor: Tensor, stored: AffineLayout, target: AffineLayout) -> Repacked:
-    """Return a checked tensor of layout ``stored`` in the layout ``target``."""
+    """Return the repacking of a checked tensor from the layout ``stored`` into ``target``."""
     reason = difference(stored, target)
     if reason is not None:
         return cannot(target, reason)
@@ -41,9 +41,9 @@ def _with_reader(
 
 
 def _why_no_offsets(points: AffineRepack) -> str | None:
-    """Return why the bits of some value would change in f32; None if no value changes.
+    """Return why an f32 value would change in the repacking; None if no value changes.
 
-    Reads scales and zero points, and checks their digests.
+    Scales and zero points are read, and their digests checked.
     """
     tensor = points.tensor
     fits = True
@@ -53,11 +53,11 @@ def _why_no_offsets(points: AffineRepack) -> str | None:
         fits = fits and offsets(cast(scales, points.target.scales), shifted) is not None
     for _ in zeros or ():  # to the end, where the digest is checked
         pass
-    return None if fits else f"{points.target.scales} cannot hold an offset, -scale * zero point, exactly"
+    return None if fits else f"{points.target.scales} cannot represent an offset, -scale * zero point, exactly"
 
 
 class OffsetRepackReader:
-    """Reads a tensor with zero points in order, and returns its parts with offsets instead."""
+    """A sequential reader of a tensor with zero points that returns its parts with offsets instead."""
 
     def __init__(self, points: AffineRepack) -> None:
         self._inner: AffineRepackReader = points.reader()
@@ -66,7 +66,7 @@ class OffsetRepackReader:
     def read(self, rows: int) -> dict[str, Array]:
         parts = self._inner.read(rows)
         offset = offsets(parts[SCALES], parts[ZEROS])
-        if offset is None:  # not the values that ``why_not`` checked
+        if offset is None:  # other values than ``why_not`` checked
             raise IntegrityError(
                 "store.changed",
                 "the scales differ from an earlier read: the source changed meanwhile; run again",
@@ -81,10 +81,10 @@ class OffsetRepackReader:
 def offsets(scales: Array, zeros: Array) -> Array | None:
     """Return the offsets ``-scales * zeros`` in the type of the scales; None if a decoded value would change.
 
-    If a scale has at most 11 significant bits and an integer at most 9, float32 holds every product and difference
-    exactly. The function then only checks that the type of the scales holds each offset. Scales in f32 are accepted if
-    they have at most 11 significant bits, as scales that were cast from f16 or bf16 have. The sign of a zero may change
-    if a scale is zero or negative: for q = z, ``s * (q - z)`` is -0, and ``s * q - s * z`` is +0.
+    f32 represents every product and difference exactly if scales have at most 11 significant bits and zero points at
+    most 9. Then only the type of the scales can be insufficient for an offset. Scales in f32 qualify if they were cast
+    from f16 or bf16. The sign of a zero may change if a scale is zero or negative: for q = z, ``s * (q - z)`` is -0,
+    and ``s * q - s * z`` is +0.
     """
     result = np.empty_like(scales)
     fits = native.kernels.affine_offsets(as_bits(scales), as_bits(zeros), written(result), float_name(scales))

@@ -56,7 +56,7 @@ class ParsedOptions:
 
     @property
     def levels(self) -> float:
-        """The divisor by which the range probe estimates a group's scale from the largest magnitude."""
+        """The divisor for the range probe: a group's scale is about its largest magnitude divided by this number."""
         bits = self.settings.bits
         point = self.settings.zero_point
         if self.quantizer in SIGNS:
@@ -138,7 +138,7 @@ def _zero_point(options: Mapping[str, Any], bits: int) -> int | None:
 
 
 def _with_cut(options: Mapping[str, Any], shape: tuple[int, ...], settings: AffineLayout) -> AffineLayout:
-    """Return the settings with the packed matrix of option ``cut``."""
+    """Return the settings with the packed matrix that the option ``cut`` selects."""
     cut = _choice(options, "cut", ("rows", "axis0", "flat"), "rows")
     size = prod(shape)
     if cut == "rows" or not size:
@@ -152,7 +152,7 @@ def _with_cut(options: Mapping[str, Any], shape: tuple[int, ...], settings: Affi
     if group is None:
         raise _option_error("a group for cut flat", options.get("group"))
     if size % group:
-        raise UnsupportedError(  # not an error of the option: a recipe's next candidate may fit this tensor
+        raise UnsupportedError(  # no error of the option: a recipe's next candidate may suit this tensor
             f"codec {AffineLayout.codec} expects elements that group {group} divides for cut flat, found "
             f"{size}; take cut rows or another group",
             rule="affine.cut",

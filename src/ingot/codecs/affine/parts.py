@@ -1,4 +1,4 @@
-"""Sequential reading of the affine family's parts, run of rows by run of rows."""
+"""Sequential reading of the parts of the affine family by runs of rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ingot.model.tensor import Array
 
 
 class PackedReader:
-    """A sequential reader of ``packed_weight``, as rows that begin at a byte."""
+    """A sequential reader of ``packed_weight`` whose rows begin at bytes."""
 
     def __init__(self, part: Part, params: AffineLayout, cols: int) -> None:
         self._params = params
         self._cols = cols
-        # within the source, which may hold more rows
+        # in the source, which may contain more rows
         self._reader = part.reader()
         self._position = part.offset
         self._computed = part.source if isinstance(part.source, ComputedRows) else None
@@ -30,7 +30,7 @@ class PackedReader:
         self._memory = part if plain else None
         self._buffer = np.empty(0, np.uint8)
         self._row_bits = params.row_bytes(cols) * 8 if params.in_rows(cols) else cols * params.bits
-        # the next row begins at this bit of the byte that was read last, if it is not 0
+        # if not 0, the next row begins at this bit of the last byte that was read
         self._bit = 0
         self._last = 0
 
@@ -51,7 +51,7 @@ class PackedReader:
         return align_rows(packed, first, (rows, self._row_bits))
 
     def borrow(self, rows: int) -> Array:
-        """Return the packed bytes of the next ``rows`` rows, without a copy if the source is computed and allows it.
+        """Return the packed bytes of the next ``rows`` rows, without a copy if the source computes them and allows it.
 
         The bytes are valid until the next call.
         """
@@ -65,9 +65,9 @@ class PackedReader:
         return packed
 
     def take(self, rows: int, *, reused: bool) -> tuple[Array, bool]:
-        """Return the packed bytes of the next ``rows`` rows, and whether the caller may write to them.
+        """Return the packed bytes of the next ``rows`` rows, and whether the caller may overwrite them.
 
-        Unless ``reused`` is set, later calls do not overwrite the returned bytes.
+        Unless ``reused`` is set, the bytes stay valid after later calls.
         """
         size = rows * self._row_bits // 8
         packed = self._without_copy(size) if self._params.in_rows(self._cols) else None
@@ -83,7 +83,7 @@ class PackedReader:
         return packed, True
 
     def _without_copy(self, size: int) -> Array | None:
-        """Return the next bytes of a source in memory, or of a computed source; None if they must be read."""
+        """Return the next bytes of a source in memory, or of a computed source; None if a read is necessary."""
         packed = None if self._computed is None else self._computed.whole_rows(self._position, size)
         if packed is None and self._memory is not None:
             packed = np.frombuffer(self._memory.source.view(self._position, size), np.uint8)
@@ -109,14 +109,14 @@ class ScalesReader:
         self._shared: Array | None = None
 
     def next(self, rows: int, cols: int) -> Array:
-        """Return the scales of the next ``rows`` rows, in native byte order."""
+        """Return the scales of the next ``rows`` rows in native byte order."""
         if self._shared is None or not self._params.per_tensor:
             raw = self._read_bytes(prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize)
             self._shared = from_file(raw, self._dtype)
         return self._shared
 
     def skip(self, rows: int, cols: int) -> None:
-        """Skip the scales of the next rows, unless all rows share one."""
+        """Skip the scales of the next rows; a scale of the full tensor is not skipped."""
         if not self._params.per_tensor:
             nbytes = prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize
             self._reader.skip(nbytes)
@@ -136,9 +136,9 @@ class ScalesReader:
 
 
 class BlockScales:
-    """A reader of the scales or zero points of blocks of rows, which repeats those of a block for each of its rows.
+    """A reader of scales or zero points of blocks, which repeats the numbers of a block for each of its rows.
 
-    The constructor loads the entire part.
+    The constructor reads the entire part.
     """
 
     def __init__(self, part: Part, params: AffineLayout, shape: tuple[int, ...]) -> None:
@@ -164,4 +164,4 @@ class BlockScales:
         self._row += rows
 
     def finish(self) -> None:
-        """Do nothing: the digest was checked when the part was read."""
+        """Do nothing: the constructor checked the digest."""

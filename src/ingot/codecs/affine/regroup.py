@@ -1,4 +1,4 @@
-"""Smaller groups of columns for the same integers: each scale is repeated."""
+"""Smaller groups of columns for the same integers, with repeated scales."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ingot.model.tensor import Array, Tensor
 
 
 def split_groups(tensor: Tensor, columns: int) -> Tensor:
-    """Return an affine tensor with groups of ``columns``, a divisor of the stored group size; no value changes.
+    """Return an affine tensor with groups of ``columns``, a divisor of the stored group size; values do not change.
 
-    Scales and zero points are repeated while they are read.
+    Scales and zero points are repeated on access.
     """
     layout = AffineLayout.from_tensor(tensor)
     assert isinstance(layout.grid, Group)
@@ -38,7 +38,7 @@ def split_groups(tensor: Tensor, columns: int) -> Tensor:
 
 
 def _repeater(part: Part, rows: int, before: int, after: int, times: int, size: int) -> Callable[[int, int], Array]:
-    """Return the function that reads rows of ``before`` numbers and repeats each number ``times`` times."""
+    """Return a function that reads rows of ``before`` numbers and repeats each number ``times`` times."""
     stored = Windows(part, rows, before * size)
 
     def make(first: int, last: int) -> Array:

@@ -1,7 +1,7 @@
-"""Repacking of affine integers in another packing, with the same or smaller groups (``spec/affine.md``, "Repacking").
+"""Repacking of affine integers into another packing, with equal or smaller groups (``spec/affine.md``, "Repacking").
 
-The codes of a chunk are first packed as rows that begin at a byte, lowest bit first. Then codes change between signed
-and unsigned, and rows are joined to one stream, if the target requires this.
+The codes of a chunk are first packed as rows that begin at bytes, first code lowest. If the target requires it, codes
+then change between signed and unsigned, and rows are joined to one stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.model.tensor import Array, Tensor
 
 @dataclass(frozen=True, slots=True)
 class AffineRepack:
-    """A repacking of a tensor's integers as ``target``, whose codes are bit streams with the low bits first."""
+    """A repacking of a tensor's integers into ``target``, whose codes are bit streams with the first code lowest."""
 
     tensor: Tensor
     stored: AffineLayout
@@ -35,47 +35,47 @@ class AffineRepack:
     def rows(self) -> int:
         """The number of rows of the repacked matrix.
 
-        It is 0 if rows have neither columns nor scales: such a tensor may declare any number of rows.
+        It is 0 if rows have neither columns nor scales, because such a tensor may declare any number of rows.
         """
         rows, cols = self.tensor.matrix_shape
         return rows if cols or self.stored.per_row else 0
 
     @property
     def step(self) -> int:
-        """The row alignment of chunks: each chunk must begin at a multiple of this number of rows."""
+        """The number of rows of which each chunk's start must be a multiple."""
         cols = self.tensor.matrix_shape[1]
         return 1 if self.target.in_rows(cols) else 8 // gcd(8, cols * self.target.bits)
 
     @property
     def memory(self) -> int:
-        """The number of bytes of memory that a row of a chunk takes."""
+        """The number of bytes of memory for each row of a chunk."""
         cols = self.tensor.matrix_shape[1]
         packed = max(self.stored.row_bytes(cols), self.target.row_bytes(cols)) + 1
-        spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # two copies of the bits, each bit in a byte
+        spread = 16 if self.stored.msb and 8 % self.stored.bits else 0  # two copies of the bits, one byte per bit
         scales = max(prod(layout.scale_shape(1, cols)) for layout in (self.stored, self.target))
-        # Codes as read or computed, aligned, flipped and joined; scales and zero points as read, and in two types.
+        # Codes as read, aligned, flipped and joined; scales and zero points as read, and in two types.
         return (4 + spread) * packed + scales * 28
 
     @property
     def again(self) -> bool:
-        """Whether reading any chunk computes all codes of the source again."""
+        """Whether reading any chunk computes all codes of the source anew."""
         source = self.tensor.parts[CODES].source
         return isinstance(source, ComputedRows) and source.again
 
     def why_not(self) -> str | None:
-        """Return why a zero point cannot be shifted or left out; None if all zero points can.
+        """Return why a zero point cannot be shifted or omitted; None if all zero points can.
 
-        Reads zero points, and checks their digest, if the decision depends on them.
+        If the answer depends on zero points, they are read and their digest checked.
         """
         delta = self._delta
         if self.stored.zeros and not self.target.zeros:
             return self._why_not_constant()
         if not delta or not self.stored.zeros or self.tensor.parts[ZEROS].integers is not None:
-            return None  # every type of scales holds integers in the range of codes, shifted by half of that range
+            return None  # each type of scales represents integers in the range of codes, shifted by half of that range
         fits = True
         for zeros in number_chunks(self.tensor.parts[ZEROS]):
             fits = fits and _shift_exactly(zeros, delta, self.target.scales) is not None
-        return None if fits else f"{self.target.scales} cannot hold a zero point shifted by {delta:g} exactly"
+        return None if fits else f"{self.target.scales} cannot represent a zero point shifted by {delta:g} exactly"
 
     def _why_not_constant(self) -> str | None:
         bounds = self.tensor.parts[ZEROS].integers
@@ -86,17 +86,17 @@ class AffineRepack:
         return None if all(same) else f"some zero points are not {self.target.zero_point or 0}"
 
     def is_constant(self, zeros: Array) -> bool:
-        """Return whether all zero points of the source equal the target's single zero point."""
-        # Not shifted: a tiny zero point would be lost in the sum.
+        """Return whether all of the source's zero points equal the single zero point of the target layout."""
+        # Not shifted: a tiny zero point would vanish in the sum.
         constant = (self.target.zero_point or 0) - self._delta
         return native.kernels.affine_equal(as_bits(zeros), float_name(zeros), constant)
 
     def reader(self) -> AffineRepackReader:
-        """Return a reader that begins a pass over the tensor."""
+        """Return a reader that starts a pass over the tensor."""
         return AffineRepackReader(self)
 
     def reusing_reader(self) -> AffineRepackReader:
-        """Return a reader whose codes are valid only until the next chunk."""
+        """Return a reader whose codes are valid until the next chunk is read."""
         return AffineRepackReader(self, reused=True)
 
     @property
@@ -106,7 +106,7 @@ class AffineRepack:
     def shift(self, zeros: Array) -> Array:
         """Return zero points plus the shift of the codes, in the type of the target's scales.
 
-        Raises ``IntegrityError`` ``store.changed`` if that type cannot hold a sum: ``why_not`` has excluded this.
+        Raises ``IntegrityError`` ``store.changed`` if that type cannot represent a sum, which ``why_not`` has excluded.
         """
         if not self._delta:
             return cast(zeros, self.target.scales)
@@ -116,7 +116,7 @@ class AffineRepack:
         return shifted
 
     def changed_error(self) -> IntegrityError:
-        """Return the error for zero points that changed since ``why_not`` read them."""
+        """Return the error for zero points that changed after ``why_not`` read them."""
         return IntegrityError(
             "store.changed",
             "the zero points differ from an earlier read: the source changed meanwhile; run again",
@@ -124,12 +124,12 @@ class AffineRepack:
         )
 
     def new_zeros(self, count: int) -> Array:
-        """Return ``count`` equal zero points, for a source that has a single zero point instead of a part."""
+        """Return ``count`` equal zero points, for a source with a single zero point instead of a part."""
         return np.full(count, (self.stored.zero_point or 0) + self._delta, numpy_dtype(self.target.scales))
 
 
 class AffineRepackReader:
-    """Reads a tensor's parts in order, chunk by chunk, and returns them repacked."""
+    """A sequential reader that returns a tensor's parts repacked, in chunks of rows."""
 
     def __init__(self, repack: AffineRepack, *, reused: bool = False) -> None:
         self._repack = repack
@@ -144,7 +144,7 @@ class AffineRepackReader:
         self._flip: Array | np.uint8 | None = None
         if stored.signed != target.signed:
             row = _row_mask(target.bits, self._cols, flip=True)
-            # A mask that is the same for every byte is faster as a scalar.
+            # a mask with equal bytes is faster as a scalar
             self._flip = row if 8 % target.bits or not row.size else _row_mask(target.bits, 8, flip=True)[0]
         self._reused = reused
         self._shared = False
@@ -164,7 +164,7 @@ class AffineRepackReader:
         return {role: values if role == CODES else self._repeat(values, rows) for role, values in parts.items()}
 
     def _repeat(self, values: Array, rows: int) -> Array:
-        """Repeat the scales or zero points of groups for the smaller groups of the target."""
+        """Repeat the scales or zero points of groups for the target's smaller groups."""
         stored = self._repack.stored
         target = self._repack.target
         if stored.grid == target.grid or not values.size:
@@ -180,7 +180,7 @@ class AffineRepackReader:
             self._zeros.finish()
 
     def _next(self, reader: ScalesReader, rows: int) -> Array:
-        """Return the next scales or zero points; per-tensor ones go with the first rows."""
+        """Return the next scales or zero points; a number for the full tensor comes with the first rows."""
         return np.empty(0, np.float32) if self._shared else reader.next(rows, self._cols)
 
     def _codes(self, rows: int) -> Array:
@@ -190,7 +190,7 @@ class AffineRepackReader:
             return np.empty(0, np.uint8)
         packed, writable = self._packed.take(rows, reused=self._reused)
         matrix = packed.reshape(rows, -1)[:, : self._mask.size]  # words may be longer
-        if stored.msb and stored.bits < 8:  # codes of whole bytes are the same in either order
+        if stored.msb and stored.bits < 8:  # codes of full bytes are the same in both orders
             matrix = _mirror(matrix, stored.bits, self._cols)
             writable = True
         if self._flip is not None:
@@ -205,13 +205,13 @@ class AffineRepackReader:
 
 
 def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
-    """Return why no tensor in the layout ``stored`` can be repacked as ``target``; None if the layouts allow it.
+    """Return why no tensor with layout ``stored`` can be repacked into ``target``; None if the layouts allow it.
 
-    The target must have the same bit width, and the same groups or equal parts of each group. Codes may change
-    between signed and unsigned. The target packs codes in rows or as one stream without padding. Scales keep their
-    type or become f32. A single zero point becomes a part if the target has a part for zero points. A part of equal
-    zero points becomes the target's single zero point. If the tensor has offsets, the codes keep their signedness,
-    because a shifted offset is not exact.
+    The target must have the same bit width, and the same groups or equal fractions of them. Codes may change between
+    signed and unsigned. The target packs codes in rows, or as one stream without padding. Scales keep their type or
+    become f32. A single zero point becomes a part if the target has one; a part of equal zero points becomes the
+    target's single zero point. Codes of tensors with offsets keep their signedness, because a shifted offset is not
+    exact.
     """
     if stored.bits != target.bits or not _refines(stored.grid, target.grid):
         return "the target has other bits or another grid of scales, so its numbers differ"
@@ -225,7 +225,7 @@ def difference(stored: AffineLayout, target: AffineLayout) -> str | None:
 
 
 def _refines(stored: Grid, target: Grid) -> bool:
-    """Return whether each group of the target is part of one group of the stored grid."""
+    """Return whether each group of the target is within a group of the stored grid."""
     if isinstance(stored, Group) and isinstance(target, Group):
         return stored.columns % target.columns == 0
     return stored == target
@@ -242,14 +242,14 @@ def _why_not_zeros(stored: AffineLayout, target: AffineLayout) -> str | None:
 
 
 def shift(stored: AffineLayout, target: AffineLayout) -> float:
-    """Return the difference of target codes and stored codes; zero points differ by the same number."""
+    """Return the difference between target codes and stored codes; zero points differ by the same number."""
     if stored.signed == target.signed:
         return 0.0
     return (-1.0 if target.signed else 1.0) * 2.0 ** (stored.bits - 1)
 
 
 def number_chunks(part: Part) -> Iterator[Array]:
-    """Yield a part's numbers in chunks; its digest is checked at the end."""
+    """Yield a part's numbers in chunks; the digest is checked at the end."""
     reader = part.reader()
     for start in range(0, part.nbytes, CHUNK):
         raw = np.empty(min(CHUNK, part.nbytes - start), np.uint8)
@@ -259,7 +259,7 @@ def number_chunks(part: Part) -> Iterator[Array]:
 
 
 def _shift_exactly(zeros: Array, delta: float, dtype: str) -> Array | None:
-    """Return ``zeros + delta`` in ``dtype``; None if any sum is not exact in ``dtype``.
+    """Return ``zeros + delta`` in ``dtype``; None if ``dtype`` cannot represent a sum exactly.
 
     The magnitude of ``delta`` is a power of two from 1 to 128.
     """
@@ -269,7 +269,7 @@ def _shift_exactly(zeros: Array, delta: float, dtype: str) -> Array | None:
 
 
 def _row_mask(bits: int, cols: int, *, flip: bool) -> Array:
-    """Return the mask of a row of codes, lowest bit first: if ``flip``, every bit is set, else each code's high bit."""
+    """Return the mask of a row of codes: with ``flip`` all bits, else the highest bit of each code."""
     code = np.zeros(bits, np.uint8)
     code[-1 if flip else 0 :] = 1
     pattern = np.packbits(np.tile(code, 8), bitorder="little")
@@ -280,9 +280,9 @@ def _row_mask(bits: int, cols: int, *, flip: bool) -> Array:
 
 
 def _mirror(matrix: Array, bits: int, cols: int) -> Array:
-    """Return rows whose first code is in the low bits of a byte, from rows whose first code is in the high bits."""
+    """Convert rows whose first code is in the high bits of a byte to rows whose first code is in the low bits."""
     if 8 % bits == 0:
-        for width, low in ((4, 0x0F), (2, 0x33), (1, 0x55)):  # swap halves, then halves of halves
+        for width, low in ((4, 0x0F), (2, 0x33), (1, 0x55)):  # swap halves of a byte, then halves of the halves
             if width >= bits:
                 matrix = (matrix & low) << width | matrix >> width & low
         return matrix

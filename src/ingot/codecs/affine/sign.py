@@ -1,4 +1,4 @@
-"""One-bit codes, and scales without bias; both serve differences.
+"""One-bit codes and unbiased scales, both for differences.
 
 ``spec/affine.md``, "Signs" and "Unbiased scales".
 
@@ -13,19 +13,19 @@ from ingot.core.numeric.dtypes import LARGEST, numpy_dtype
 from ingot.model.tensor import Array
 
 SIGNS = ("sign", "sign-rms")
-"""Quantizers by the magnitude of a group: sign has least squared error, mean |w| (BitDelta, arXiv 2402.10193, section
-3.1); sign-rms keeps the group's norm, the root mean square of w."""
+"""Quantizers that choose a group's magnitude. ``sign`` minimizes the squared error: mean |w| (BitDelta, arXiv
+2402.10193, section 3.1); ``sign-rms`` keeps the group's norm, the root mean square of w."""
 
 
 def sign_codes(rows: Array, msb: bool) -> Array:
-    """Return a bit per value, 1 where it is not negative, each row in whole bytes."""
+    """Return one bit per value, 1 if it is not negative; each row fills complete bytes."""
     return np.packbits(rows >= 0, axis=1, bitorder="big" if msb else "little")
 
 
 def sign_scales(rows: Array, group: int, quantizer: str, scale_dtype: str) -> Array:
-    """Return twice the magnitude of each group, [rows, groups]; sums in double precision, group by group.
+    """Return twice the magnitude of each group, [rows, groups]; groups are summed in f64.
 
-    A magnitude past the range of ``scale_dtype`` becomes infinite.
+    A magnitude beyond the range of ``scale_dtype`` becomes infinite.
     """
     starts = np.arange(0, rows.shape[1], group)
     counts = np.diff(np.append(starts, rows.shape[1]))
@@ -40,10 +40,10 @@ def sign_scales(rows: Array, group: int, quantizer: str, scale_dtype: str) -> Ar
 
 
 def unbiased_scales(rows: Array, decoded: Array, group: int, scales: Array) -> Array:
-    """Return scales for which the projection of each group on its decoded values is exact: ``<w, decoded> = <w, w>``.
+    """Return scales with which the projection of each group on its decoded values is exact: ``<w, decoded> = <w, w>``.
 
-    Each group's scale is multiplied by a factor of at most 2. If the scale's type cannot hold the product, the scale
-    does not change. Sums are in double precision, group by group.
+    Each scale is multiplied by a factor of at most 2, or unchanged if its type cannot represent the product. Groups are
+    summed in f64.
     """
     starts = np.arange(0, rows.shape[1], group)
     wide = rows.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Conversion of the affine family's integers to the packed forms of other programs (``spec/affine_words.md``)."""
+"""Conversion of integers of the affine family to the packings of other programs (``spec/affine_words.md``)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ingot.model.layouts.packed_ints import AWQ, AWQ_GEMV, GPTQ_PLANES, GPTQ_V1,
 from ingot.model.tensor import Array, Tensor
 
 _STRIP = 1 << 20  # bytes of rows that are transposed at a time
-_LARGE_STRIP = 1 << 22  # the same if each strip reads all of the source again
-_PLANES_MEMORY = 24  # bytes per code for packing planes: its bits in a byte each, in two copies, and words
-_PAIRS_MEMORY = 3  # bytes per code for packing two rows in a byte
+_LARGE_STRIP = 1 << 22  # the same, if each strip reads the entire source again
+_PLANES_MEMORY = 24  # bytes per code to pack planes: a byte for each of its bits, in two copies, and words
+_PAIRS_MEMORY = 3  # bytes per code to pack two rows in a byte
 
 
 def to_words(tensor: Tensor, stored: AffineLayout, target: PackedIntLayout) -> Repacked:
-    """Return a checked tensor of layout ``stored`` in the layout ``target``."""
+    """Return the repacking of a checked tensor from the layout ``stored`` into ``target``."""
     rows, cols = tensor.matrix_shape
     reason = "its columns have an order or factors" if target.scattered else difference(stored, target.rows)
     if len(tensor.shape) != 2 or not rows or not cols:
@@ -52,11 +52,11 @@ def in_words(
     why_not: str | None,
     extra_row_bytes: int = 0,
 ) -> Repacked:
-    """Return the repacking of a matrix into the layout ``target``; ``begin`` starts a pass over the rows of ``plain``.
+    """Return the repacking of a matrix into ``target``; ``begin`` starts a pass over the rows of ``plain``.
 
-    ``plain`` is the layout of the rows before they are packed. A row takes ``extra_row_bytes`` more memory than this
-    layout needs. Forms that store row by row are packed chunk by chunk. Transposed forms are packed in ranges of
-    columns, as large as memory allows, and each range reads all rows.
+    ``plain`` is the layout of the rows before packing. Each row needs ``extra_row_bytes`` of memory in addition.
+    Packings that are stored row by row are packed in chunks. Transposed packings are packed in ranges of columns, as
+    large as memory allows; each range reads all rows.
     """
     tensor = plain.tensor
     (rows, cols), parts = tensor.matrix_shape, target.part_specs(tensor.shape)
@@ -73,7 +73,7 @@ def in_words(
             lambda: RowsReader(_Rows(begin(), tensor, target), target, cols),
             again=plain.again,
         )
-    unit = lcm(32, target.group or 32)  # columns that begin both a word and a group
+    unit = lcm(32, target.group or 32)  # columns at which both a word and a group begin
     unit_bytes = rows * (4 * word_count(unit, target.bits) + 8 * (unit // (target.group or unit)))
     size = _LARGE_STRIP if plain.again else _STRIP
     strip = max(1, size // (4 * word_count(cols, target.bits)) // 32) * 32
@@ -91,16 +91,16 @@ def in_words(
 
 
 def point_range(target: PackedIntLayout) -> tuple[int, int]:
-    """Return the smallest and the largest zero point that the packing ``target`` can store."""
+    """Return the smallest and the largest zero point that a packing can store."""
     if target.signed:
         return -128, 127
     return int(target.packing == GPTQ_V1), (1 << target.bits) - 1
 
 
 def _why_not(plain: AffineRepack, target: PackedIntLayout) -> str | None:
-    """Return why the target cannot store some zero point; None if it can store all of them.
+    """Return why the target cannot store a zero point; None if it can store all of them.
 
-    Reads the zero points, and checks their digest, only if necessary.
+    If the answer depends on zero points, they are read and their digest checked.
     """
     if not isinstance(target.zero, Points):
         return None
@@ -119,7 +119,7 @@ def _why_not(plain: AffineRepack, target: PackedIntLayout) -> str | None:
 
 
 def _integers(zeros: Array, target: PackedIntLayout) -> Array | None:
-    """Return zero points as u8, in two's complement for signed codes; None if any is not an integer in range."""
+    """Return zero points as u8, in two's complement for signed codes; None if one is no integer in range."""
     low, high = point_range(target)
     integers = np.empty(zeros.shape, np.uint8)
     fits = native.kernels.affine_integers(as_bits(zeros), float_name(zeros), low, high, integers.reshape(-1))
@@ -127,7 +127,7 @@ def _integers(zeros: Array, target: PackedIntLayout) -> Array | None:
 
 
 class _Rows:
-    """Reads a tensor's rows in order, in the layout with packed rows."""
+    """A sequential reader of a tensor's rows that packs each row into full words."""
 
     def __init__(self, inner: RepackReader, tensor: Tensor, target: PackedIntLayout) -> None:
         self._inner = inner
@@ -138,7 +138,7 @@ class _Rows:
         self._inner.finish()
 
     def read(self, rows: int) -> tuple[Array, Array, Array | None]:
-        """Return the next rows: codes [rows, bytes of full words], scales and zero points [rows, groups]."""
+        """Return the next rows: codes [rows, bytes], scales and zero points [rows, groups]."""
         parts = self._inner.read(rows)
         padded = codes = parts[CODES].reshape(rows, -1)
         if codes.shape[1] % 4:
@@ -147,7 +147,7 @@ class _Rows:
         zeros = None
         if ZEROS in parts:
             zeros = _integers(parts[ZEROS].reshape(rows, -1), self._target)
-            if zeros is None:  # not the values that ``_why_not`` checked
+            if zeros is None:  # other values than ``_why_not`` checked
                 raise IntegrityError(
                     "store.changed",
                     "the zero points differ from an earlier read: the source changed meanwhile; run again",
@@ -157,7 +157,7 @@ class _Rows:
 
 
 class RowsReader:
-    """A packer of the forms that store row by row."""
+    """A packer for packings that are stored row by row."""
 
     def __init__(self, source: _Rows, target: PackedIntLayout, cols: int) -> None:
         self._source = source
@@ -184,7 +184,7 @@ class RowsReader:
         return self._for_gemv(codes, scales, zeros)
 
     def _in_pairs(self, codes: Array) -> Array:
-        """Return rows of codes in words as bytes with codes of two rows, the first in the low bits."""
+        """Return rows of codes as bytes with codes of two rows each, the first row's in the low bits."""
         rows = unpack_codes(from_file(codes.reshape(-1), "u32").reshape(len(codes), -1), 4, self._cols)
         pairs: Array = rows[0::2] | rows[1::2] << 4
         return pairs
@@ -204,9 +204,9 @@ class RowsReader:
 
 
 class TransposedReader:
-    """A packer of the forms whose words hold several inputs of one output, or several outputs of one input.
+    """A packer for words that contain several columns of one row, or several rows of one column.
 
-    Each run of columns takes a pass over all rows of the tensor.
+    For each run of columns it reads all rows of the tensor.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class TransposedReader:
                 transpose_into(points[:, groups], zeros, row)
         source.finish()
         parts = {CODES: transposed, SCALES: scales}
-        if zeros is not None and len(zeros):  # per-row parts go with the first columns
+        if zeros is not None and len(zeros):  # parts per row come with the first columns
             parts[ZEROS] = pack_points(zeros, target)
         return parts
 
@@ -251,8 +251,9 @@ class TransposedReader:
         """Do nothing: ``read`` finishes its source at the end of each pass."""
 
     def _transpose(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
-        """Write words ``line`` to ``end`` of each row of ``codes`` transposed into ``out``; ``row`` is the index of the
-        first row."""
+        """Write words ``line`` to ``end`` of each row of ``codes`` transposed to ``out``; the first row has the index
+        ``row``.
+        """
         if self._target.packing == GPTQ_PLANES:
             codes = self._in_planes(codes)
         source = (codes.reshape(-1), 4 * line, codes.shape[1], len(codes), end - line, out)
@@ -262,8 +263,7 @@ class TransposedReader:
             native.kernels.words_turn(*source, 4 * row, 4 * self._height)
 
     def _in_planes(self, rows: Array) -> Array:
-        """Return codes that are packed as one bit stream per row, packed as bit planes instead; both are little-endian
-        words."""
+        """Convert rows of codes from bit streams to bit planes, both as little-endian words."""
         stored = from_file(rows.reshape(-1), "u32").reshape(len(rows), -1)
         packed = pack_planes(unpack_codes(stored, self._target.bits, self._cols), self._target.bits)
         return np.frombuffer(file_bytes(packed), np.uint8).reshape(len(rows), -1)

@@ -1,4 +1,4 @@
-"""Reading of byte ranges across the rows of parts, and parts whose bytes are computed when they are read."""
+"""Reading of a range of bytes of each row of a part, and parts whose bytes are computed on access."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ingot.model.part import Part
 from ingot.model.tensor import Array
 
 _CACHED = 1 << 23  # bytes of rows that are computed and cached at a time
-_FIRST = 1 << 20  # the same at first
-_READ = 1 << 20  # bytes that are read at a time to extract a range of each row
-_FAR = 16  # if a row is longer than this factor times the range, only the range is read
-_STEP = 32  # chunks of rows begin at multiples of this: 32 codes fill whole words for any number of bits
+_FIRST = 1 << 20  # the same for the first chunk
+_READ = 1 << 20  # bytes that are read at a time to extract a range from each row
+_FAR = 16  # if a row is longer than the range by this factor, only the range is read
+_STEP = 32  # chunks begin at multiples of this number of rows: 32 codes fill complete words for any number of bits
 
 
 class Windows:
-    """A part as ``rows`` rows of ``width`` bytes, from which a byte range of several consecutive rows can be read.
+    """A part as ``rows`` rows of ``width`` bytes, of which a range of bytes can be read for several rows.
 
-    A mapped part is read in place, and its digest is checked once. If the part is raw but not mapped, only the
+    A mapped part is not copied, and its digest is checked once. If a part is raw but not mapped, only the
     requested bytes are read. A compressed part is decompressed and cached.
     """
 
@@ -32,7 +32,7 @@ class Windows:
         self._bytes: Array | None = None
 
     def all_bytes(self) -> Array | None:
-        """Return all bytes, in one dimension, if the part is mapped or compressed; else None."""
+        """Return all bytes as a 1-d array if the part is mapped or compressed; else None."""
         part = self._part
         if self._bytes is None and (part.encoding != "raw" or part.source.mapped):
             self._bytes = np.frombuffer(part.view(), np.uint8)
@@ -52,7 +52,7 @@ class Windows:
         elif self.width > _FAR * (stop - start):
             for index in range(count):
                 self._part.readinto((rows.start + index) * self.width + start, out[index].data)
-        else:  # reading the bytes between two ranges is faster than a call for each range
+        else:  # reading the bytes between ranges is faster than a call per range
             lines = max(1, _READ // self.width)
             buffer = np.empty((min(lines, count), self.width), np.uint8)
             for first in range(0, count, lines):
@@ -76,11 +76,10 @@ class Watched(Protocol):
 
 
 class ComputedRows(DerivedSource):
-    """Rows of bytes that ``make(first, last)`` computes when they are read.
+    """Rows of bytes that ``make(first, last)`` computes on access.
 
-    At most ``max_bytes`` computed bytes are cached. ``extra_bytes`` is the memory that ``make`` itself needs. The first
-    chunk is small, for readers of the beginning; sequential readers get larger chunks. ``again`` is true if each call
-    of ``make`` reads the entire source.
+    At most ``max_bytes`` computed bytes are cached. ``make`` needs ``extra_bytes`` of memory. The first chunk is small,
+    because some readers need only the beginning. ``again`` is true if each call of ``make`` reads the entire source.
     """
 
     mapped = False
@@ -108,7 +107,7 @@ class ComputedRows(DerivedSource):
         self._extra_bytes = extra_bytes
 
     def working_bytes(self) -> int:
-        """Return twice the number of bytes of a chunk: each computed byte also needs one source byte in memory."""
+        """Return twice the bytes of a chunk, because each computed byte needs one source byte in memory."""
         return 2 * min(self.size, self._max_rows * self._width) + self._extra_bytes
 
     def view(self, offset: int, length: int) -> memoryview:
@@ -118,14 +117,14 @@ class ComputedRows(DerivedSource):
 
     @property
     def by_chunks(self) -> bool:
-        """Whether the time for a chunk is proportional to its rows, because the source is in memory."""
+        """Whether the time for a chunk is proportional to its rows; this holds if the source is in memory."""
         return bool(getattr(self._source, "mapped", False))
 
     def whole_rows(self, offset: int, length: int) -> Array | None:
         """Return ``length`` bytes that one call of ``make`` computes; the caller must not write to them.
 
-        Return None if the range is not whole rows, or if the cache has its first row. Unless ``again`` is set, also
-        return None if the range has more rows than the cache can hold.
+        Return None if the range is not complete rows, or if its first row is cached. Unless ``again`` is set, also
+        return None if the range has more rows than the cache.
         """
         (row, before), (count, after) = divmod(offset, max(self._width, 1)), divmod(length, max(self._width, 1))
         if before or after or not count or row < self._first + self._cache.size // max(self._width, 1):
@@ -164,7 +163,7 @@ class ComputedRows(DerivedSource):
 def computed_part(
     part: Part, dtype: str, rows: int, width: int, make: Callable[[int, int], Array], *, again: bool = False
 ) -> Part:
-    """Return a part of ``rows`` rows of ``width`` bytes that ``make`` computes from ``part`` as they are read."""
+    """Return a part of ``rows`` rows of ``width`` bytes, which ``make`` computes from ``part`` on access."""
     source = ComputedRows(part.source, rows, width, make)
     source.again = again
     return Part(dtype, source.size, source, where=part.where)

@@ -8,14 +8,14 @@ from ingot.core.numeric.dtypes import from_file
 from ingot.model.layouts.packed_ints import AWQ, GPTQ_PLANES, GPTQ_V1, PLANES, PackedIntLayout
 from ingot.model.tensor import Array
 
-# The nibbles of an AWQ word that hold the outputs 0 to 7: the position of each in 0, 2, 4, 6, 1, 3, 5, 7.
+# The nibbles of an AWQ word that contain the outputs 0 to 7: the position of each in 0, 2, 4, 6, 1, 3, 5, 7.
 AWQ_NIBBLES = tuple(int(nibble) for nibble in np.argsort([0, 2, 4, 6, 1, 3, 5, 7]))
 
 
 def points_of(packed: Array, layout: PackedIntLayout) -> Array:
-    """Unpack zero points: 32-bit words [groups, words] to u8 [groups, rows].
+    """Unpack zero points from 32-bit words [groups, words] to u8 [groups, rows].
 
-    If words are not full, the last columns of the result are padding.
+    If words are not full, the last columns are padding.
     """
     count = 32 * packed.shape[1] // layout.bits
     if layout.packing == GPTQ_PLANES:
@@ -30,7 +30,7 @@ def points_of(packed: Array, layout: PackedIntLayout) -> Array:
 
 
 def pack_points(points: Array, target: PackedIntLayout) -> Array:
-    """Return zero points, u8 [groups, rows], packed for a form that stores a line for each group."""
+    """Pack zero points, u8 [groups, rows], for a packing that stores a line per group."""
     if target.packing == AWQ:
         return _pack_awq(points)
     if target.packing == GPTQ_V1:
@@ -39,7 +39,7 @@ def pack_points(points: Array, target: PackedIntLayout) -> Array:
 
 
 def _pack_awq(points: Array) -> Array:
-    """Return zero points, [groups, rows], as AWQ's words."""
+    """Pack zero points, u8 [groups, rows], as AWQ's words."""
     lanes = np.empty((len(points), points.shape[1] // 8, 8), np.uint8)
     for output, nibble in enumerate(AWQ_NIBBLES):
         lanes[:, :, nibble] = points[:, output::8]
@@ -47,12 +47,11 @@ def _pack_awq(points: Array) -> Array:
 
 
 def unpack_codes(packed: Array, bits: int, count: int, *, more: bool = False, loose: bool = False) -> Array:
-    """Return the first ``count`` codes of each row of words, u8 [rows, count].
+    """Unpack the first ``count`` codes of each row of words: u8 [rows, count].
 
-    If ``more`` is set, the stored codes are 1 too small, and the function adds 1 to each. If no code crosses words, it
-    adds the ones to the entire word at once, as writers subtract them: a carry between codes undoes the borrow.
-    Otherwise it adds 1 to each code modulo 2**bits. If ``loose`` is set, no code crosses words, and the highest bits of
-    a word are unused.
+    If ``more`` is set, stored codes are 1 too small, and 1 is added to each, modulo 2**bits. If no code crosses words,
+    the addition applies to complete words, because writers subtract in the same manner: carries between codes undo
+    borrows. If ``loose`` is set, no code crosses words, and the highest bits of a word are unused.
     """
     shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
     if more and (32 % bits == 0 or loose):
@@ -75,12 +74,12 @@ def unpack_codes(packed: Array, bits: int, count: int, *, more: bool = False, lo
 
 
 def sign_extend(codes: Array, bits: int) -> Array:
-    """Return ``bits``-bit numbers in two's complement as 8-bit ones."""
+    """Convert ``bits``-bit numbers in two's complement to 8 bits."""
     return codes << np.uint8(8 - bits) >> np.uint8(8 - bits) | -(codes >> np.uint8(bits - 1)) << np.uint8(bits)
 
 
 def join_planes(packed: Array, bits: int) -> Array:
-    """Return the codes of words in planes, ``bits`` words for 32 codes; u8 [rows, codes]."""
+    """Return the codes of words in bit planes, ``bits`` words for 32 codes; u8 [rows, codes]."""
     blocks = packed.reshape(len(packed), -1, bits)
     codes, plane = np.zeros((*blocks.shape[:2], 32), np.uint8), 0
     for width, low in PLANES[bits]:
@@ -92,7 +91,7 @@ def join_planes(packed: Array, bits: int) -> Array:
 
 
 def pack_planes(codes: Array, bits: int) -> Array:
-    """Undo ``join_planes``: u8 [rows, codes], a multiple of 32, to u32 [rows, words]."""
+    """Undo ``join_planes``: convert u8 [rows, codes], codes a multiple of 32, to u32 [rows, words]."""
     blocks = codes.astype(np.uint8).reshape(len(codes), -1, 32)
     packed, plane = np.empty((*blocks.shape[:2], bits), np.uint32), 0
     for width, low in PLANES[bits]:
@@ -104,7 +103,7 @@ def pack_planes(codes: Array, bits: int) -> Array:
 
 
 def pack_words(codes: Array, bits: int) -> Array:
-    """Return codes, [rows, count], as 32-bit words, one stream a row, low bits first; u32 [rows, words]."""
+    """Pack codes [rows, count] as 32-bit words, one stream per row, low bits first: u32 [rows, words]."""
     rows, count = codes.shape
     if 8 % bits == 0:
         padded = np.zeros((rows, -(-count * bits // 32) * 4, 8 // bits), np.uint8)
@@ -120,6 +119,6 @@ def pack_words(codes: Array, bits: int) -> Array:
 
 
 def stream(codes: Array, bits: int) -> Array:
-    """Return codes, u8 [rows, count], packed as one bit stream per row, low bits first; u8 [rows, bytes]."""
+    """Pack codes, u8 [rows, count], as one bit stream per row, low bits first: u8 [rows, bytes]."""
     spread = (codes.astype(np.uint8)[:, :, None] >> np.arange(bits, dtype=np.uint8)) & 1
     return np.packbits(spread.reshape(len(codes), -1), axis=1, bitorder="little")

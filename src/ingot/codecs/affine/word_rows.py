@@ -1,6 +1,6 @@
-"""Codes, scales and zero points of runs of rows, from integers in words of any form.
+"""Codes, scales and zero points of runs of rows, unpacked from the packings of other programs.
 
-Forms: ``spec/affine_words.md``.
+The packings: ``spec/affine_words.md``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SCALES = np.array([8 * row + offset for row in range(8) for offset in (0, 4, 1,
 
 @cache
 def _code_positions(bits: int) -> Array:
-    """Return the stored position of each code of 16 inputs of 64 outputs, in order of tiles of 16 x 16."""
+    """Return the stored position of each code, for 16 columns of 64 rows, in tiles of 16 x 16."""
     order = []
     for lane in range(32):
         column = lane // 4
@@ -65,7 +65,7 @@ def _code_positions(bits: int) -> Array:
 
 @cache
 def _meta_positions() -> Array:
-    """Return the positions of the metadata of 64 rows and two columns among 128 entries; [rows, 2]."""
+    """Return the positions of the metadata of 64 rows and two columns within 128 entries; [rows, 2]."""
     row, column = np.meshgrid(np.arange(BLOCK), np.arange(2), indexing="ij")
     to = row % 2 * 2 + row % 8 // 4 + row % 4 // 2 * 32 + row // 8 * 4
     swap = ((to % 2 == 0) & (column == 1)).astype(np.int64) - ((to % 2 == 1) & (column == 0))
@@ -74,10 +74,10 @@ def _meta_positions() -> Array:
 
 
 def marlin_codes(stored: Array, meta: Array, bits: int, location: str) -> Array:
-    """Return codes u8 [rows, columns] of blocks of 64 rows; pruned codes are the middle code, whose value is 0.
+    """Return codes, u8 [rows, columns], of blocks of 64 rows; omitted codes are the middle code, whose value is 0.
 
-    ``stored`` are codes in the order of the words, u8 [columns / 32, 16 * rows], ``meta`` u16 [columns / 32, 2 * rows].
-    Raises ``CodecError`` ``affine_words.meta`` unless each four columns have two positions in ascending order.
+    ``stored`` are the codes in the order of the words, u8 [columns / 32, 16 * rows]; ``meta`` is u16 [columns / 32, 2 *
+    rows]. Raises ``CodecError`` ``affine_words.meta`` unless each four columns have two ascending positions.
     """
     lines = len(stored)
     rows = meta.shape[1] // 2
@@ -90,7 +90,7 @@ def marlin_codes(stored: Array, meta: Array, bits: int, location: str) -> Array:
     fours = (positions[:, :, None] >> np.arange(0, 16, 4, dtype=np.uint16) & np.uint16(15)).astype(np.uint8)
     fours = fours.reshape(rows, -1)
     if not np.isin(fours, _PAIRS).all():
-        raise CodecError("affine_words.meta", "expected two positions of four in order, found others", where=location)
+        raise CodecError("affine_words.meta", "expected two ascending positions for each four columns", where=location)
     codes = np.full((rows, fours.shape[1], 4), 1 << (bits - 1), np.uint8)
     np.put_along_axis(codes, np.stack([fours & 3, fours >> 2], axis=2).astype(np.intp), selected, axis=2)
     return codes.reshape(rows, -1)
@@ -99,7 +99,7 @@ def marlin_codes(stored: Array, meta: Array, bits: int, location: str) -> Array:
 def marlin_scales(stored: Array, *, grouped: bool) -> Array:
     """Return Marlin's stored scales [rows, groups] in the order of rows.
 
-    If ``grouped`` is false, the scales are stored in this order already.
+    If ``grouped`` is false, they are stored in that order.
     """
     if not grouped:
         return stored
@@ -109,14 +109,14 @@ def marlin_scales(stored: Array, *, grouped: bool) -> Array:
 
 
 _TRANSPOSED = (GPTQ, GPTQ_V1, GPTQ_PLANES, AWQ)
-_CODES = 1 << 19  # codes that are unpacked at a time if each takes bytes of its own
+_CODES = 1 << 19  # codes that are unpacked at a time if each needs several bytes
 _STRIP = 1 << 20  # bytes of lines that are transposed at a time
-_LINES = 64  # strips begin at multiples of this, so that writes to a row fill whole cache lines
-_NARROW = 1 << 18  # a line is read as a whole if that reads at most this many bytes more, the cost of a read
+_LINES = 64  # strips begin at multiples of this number of lines, so that writes to a row fill cache lines
+_NARROW = 1 << 18  # a line is read completely if that costs at most this many further bytes, the cost of a read
 
 
 class WordRows:
-    """A reader of a checked tensor, a run of rows at a time."""
+    """A reader of runs of rows of a checked tensor."""
 
     def __init__(self, tensor: Tensor, layout: PackedIntLayout) -> None:
         self._layout, (self.rows, self.cols), self._tensor_name = layout, tensor.matrix_shape, tensor.name
@@ -136,7 +136,7 @@ class WordRows:
         self._meta = Windows(parts[META], self.cols // 32, 4 * self.rows) if layout.packing == MARLIN_24 else None
 
     def codes(self, first: int, last: int) -> Array:
-        """Return the codes of rows ``first`` to ``last``, each row a bit stream, low bits first, u8 [rows, bytes]."""
+        """Return the codes of rows ``first`` to ``last``, each row a bit stream, low bits first: u8 [rows, bytes]."""
         readers: Mapping[str, Callable[[int, int], Array]] = {
             **dict.fromkeys((GPTQ, GPTQ_V1), self._transposed),
             GPTQ_PLANES: self._planes,
@@ -162,9 +162,9 @@ class WordRows:
         )
 
     def _in_strips(self, rows: int, make: Callable[[int, int], Array]) -> Array:
-        """Call ``make(first, last)`` for consecutive strips of rows and return the joined results.
+        """Call ``make(first, last)`` for consecutive strips of rows, and join the results.
 
-        Strips limit the memory, because ``make`` needs many bytes per code.
+        Strips limit memory, because ``make`` needs many bytes per code.
         """
         step = max(1, _CODES // max(1, self.cols) // BLOCK) * BLOCK
         if rows <= step:
@@ -181,7 +181,7 @@ class WordRows:
         return stream(unpack_codes(_as_words(stored), bits, count, loose=True)[:, : self.cols], bits)
 
     def scales(self, first: int, last: int) -> Array:
-        """Return the scales, [rows, groups], in the byte order of files."""
+        """Return the scales [rows, groups] in the byte order of files."""
         if self._layout.packing == MARLIN_24:
             begin = first // BLOCK * BLOCK
             end = -(-last // BLOCK) * BLOCK
@@ -191,7 +191,7 @@ class WordRows:
         return self._numbers(self._scales, first, last)
 
     def _numbers(self, window: Windows, first: int, last: int) -> Array:
-        """Return the numbers of groups of rows, such as scales, in the scales' type: [rows, groups]."""
+        """Return numbers of groups, such as scales, in the type of the scales: [rows, groups]."""
         size = DTYPES[self._layout.scales].bits // 8
         dtype = little_endian(f"u{8 * size}")
         if self._layout.packing == HQQ_COLUMNS:
@@ -203,10 +203,10 @@ class WordRows:
         return transposed(np.ascontiguousarray(stored).view(dtype))
 
     def _cycle(self, window: Windows, first: int, last: int, size: int) -> Array:
-        """Return the number (scale or zero point) of every code of rows ``first`` to ``last``: u8 [rows, columns *
+        """Return the number (scale or zero point) for every code of rows ``first`` to ``last``: u8 [rows, columns *
         size].
 
-        A number takes ``size`` bytes. The part stores a line of numbers, which repeats along the codes in row-major
+        A number has ``size`` bytes. The part contains a line of numbers, which repeats along the codes in row-major
         order.
         """
         out = np.empty((last - first) * self.cols * size, np.uint8)
@@ -220,7 +220,7 @@ class WordRows:
         return out.reshape(last - first, -1)
 
     def points(self, first: int, last: int) -> Array:
-        """Return the zero points as integers, [rows, groups]."""
+        """Return the zero points as integers [rows, groups]."""
         layout = self._layout
         zeros = self._zeros
         assert zeros is not None
@@ -228,7 +228,7 @@ class WordRows:
             return np.ascontiguousarray(zeros.read(slice(first, last), 0, self._groups)).view(np.int8)
         if layout.packing == AWQ_GEMV:
             return unpack_codes(_as_words(zeros.read(slice(first, last), 0, zeros.width)), 4, self._groups)
-        start = first // 32 * 32  # a row whose bits begin a word
+        start = first // 32 * 32  # a row whose bits begin at a word
         begin = start * layout.bits // 32
         end = word_count(last, layout.bits)
         if layout.packing == GPTQ_PLANES:
@@ -240,7 +240,7 @@ class WordRows:
         return transposed(points_of(packed, layout)[:, first - start : last - start])
 
     def float_points(self, first: int, last: int) -> Array:
-        """Return the zero points, or the offsets, in the type of the scales and in the byte order of files."""
+        """Return the zero points, or the offsets, in the type of the scales and the byte order of files."""
         if self._layout.packing_form.zeros != INTEGERS:
             assert self._zeros is not None
             size = DTYPES[self._layout.scales].bits // 8
@@ -261,7 +261,7 @@ class WordRows:
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _strided(self, first: int, last: int) -> Array:
-        """Return the codes of rows ``first`` to ``last`` if the lines of the packing are not groups.
+        """Return the codes of rows ``first`` to ``last`` of a packing whose lines are not groups.
 
         The rows may begin and end within lines.
         """
@@ -281,9 +281,9 @@ class WordRows:
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _lines(self, begin: int, end: int, first: int, last: int) -> Array:
-        """Return codes ``first`` to ``last`` (u8) of the packed lines ``begin`` to ``end``.
+        """Return codes ``first`` to ``last`` (u8) of packed lines ``begin`` to ``end``.
 
-        A word holds one code of each lane. A lane is one of the ``lanes`` equal ranges of lines.
+        A word contains one code of each of the ``lanes`` equal ranges of lines.
         """
         layout = self._layout
         size = 4 if layout.bits == 3 else 1
@@ -303,7 +303,7 @@ class WordRows:
         return codes
 
     def _pairs(self, first: int, last: int) -> Array:
-        """Return the codes of rows of a form whose bytes have codes of two rows, the first in the low bits."""
+        """Return the codes of rows of a packing whose bytes contain codes of two rows, the first in the low bits."""
         begin = first // 2
         end = -(-last // 2)
         stored = self._codes.read(slice(begin, end), 0, self.cols)
@@ -342,11 +342,11 @@ class WordRows:
         return out[first - 8 * begin : last - 8 * begin]
 
     def _windows(self, start: int, stop: int) -> Iterator[tuple[int, Array, int, int]]:
-        """Yield runs of lines of words that contain bytes ``start`` to ``stop`` of every line.
+        """Yield runs of lines of words, which contain bytes ``start`` to ``stop`` of every line.
 
-        Each item is the index of the first line, a buffer, the offset in it of the first requested byte, and the
-        distance in bytes from line to line. If few bytes of a line are requested, only they are read. Otherwise a run
-        has as many lines as stay in a cache until they are transposed.
+        An item is the index of the first line, a buffer, the buffer's offset of the first requested byte, and the
+        distance in bytes between lines. If few bytes of a line are requested, only they are read; otherwise a run has
+        as many lines as fit in a cache.
         """
         codes = self._codes
         data = codes.all_bytes()
@@ -362,10 +362,9 @@ class WordRows:
 
 
 def rows_tensor(tensor: Tensor, layout: PackedIntLayout) -> Tensor:
-    """Return a checked tensor without ``order`` as a tensor of codec ``affine``, whose parts are computed as they are
-    read.
+    """Return a checked tensor without ``order`` as a tensor of codec ``affine``, whose parts are computed on access.
 
-    Parts that are stored row by row already stay as they are.
+    Parts that are already stored row by row are unchanged.
     """
     source = WordRows(tensor, layout)
     rows = layout.rows
@@ -404,5 +403,5 @@ def order_of(tensor: Tensor, layout: PackedIntLayout) -> Array:
 
 
 def _as_words(stored: Array) -> Array:
-    """Return little-endian bytes, [rows, 4 * words], as u32 words in native byte order."""
+    """Convert little-endian bytes [rows, 4 * words] to u32 words in native byte order."""
     return from_file(np.ascontiguousarray(stored).reshape(-1), "u32").reshape(len(stored), -1)

@@ -1,6 +1,6 @@
-"""``affine_words``: affine integers in the packed forms of other programs; see ``spec/affine_words.md``.
+"""``affine_words``: affine integers in the packings of other programs; see ``spec/affine_words.md``.
 
-Their rows are computed as they are read, then decoded and repacked by the codec ``affine``.
+Rows of codec ``affine`` are computed on access; that codec decodes and repacks them.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _SUPPORTED = (GPTQ, GPTQ_V1, AWQ)
 
 
 def with_one_point(tensor: Tensor, stored: PackedIntLayout) -> tuple[Tensor, PackedIntLayout]:
-    """Return a checked tensor without its zero points if all equal the middle code; else the tensor unchanged.
+    """Return a checked tensor without its zero points if all equal the middle code, else the tensor.
 
-    Reads the zero points. Checks their digest if it returns the tensor without them.
+    Zero points are read, and their digest is checked if they are omitted.
     """
     rows = tensor.matrix_shape[0]
     packed = stored.packing in _SUPPORTED and 32 % stored.bits == 0 and rows * stored.bits % 32 == 0
@@ -73,7 +73,7 @@ def with_one_point(tensor: Tensor, stored: PackedIntLayout) -> tuple[Tensor, Pac
 
 
 def between_lines(tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayout) -> Repacked | None:
-    """Return a checked tensor in the packing of ``target``; None if more than the order of lines would change."""
+    """Return the repacking of a checked tensor into ``target``; None if more than the order of lines would change."""
     rows, cols = tensor.matrix_shape
     unit = lcm(32, stored.group or 32)
     if not {stored.packing, target.packing} <= set(_SUPPORTED) or not tensor.size or rows % 32 or cols % unit:
@@ -99,7 +99,7 @@ def between_lines(tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayo
 
 
 class _Lines:
-    """Reads a tensor's parts in order, a run of columns at a time, and returns them in the target's order of lines."""
+    """A sequential reader that returns a tensor's parts in the target's order of lines, by runs of columns."""
 
     def __init__(self, tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayout, unit: int) -> None:
         self._stored = stored
@@ -136,7 +136,7 @@ class _Lines:
         return out
 
     def _points(self, groups: int) -> Array:
-        """Return the zero points of the next groups, [groups, rows]."""
+        """Return the zero points of the next groups: [groups, rows]."""
         if isinstance(self._stored.zero, Constant):
             return np.full((groups, self._rows), self._stored.zero.point, np.uint8)
         width = self._rows * self._stored.bits // 32
@@ -155,7 +155,7 @@ def _next(reader: PartReader, nbytes: int) -> Array:
 
 
 ID = PackedIntLayout.codec
-_STEP = 1 << 18  # codes that are decoded at a time if each column has its own group
+_STEP = 1 << 18  # codes that are decoded at a time if each column has a separate group
 
 
 _STEPS: Mapping[str, tuple[int, int]] = {
@@ -165,14 +165,14 @@ _STEPS: Mapping[str, tuple[int, int]] = {
     MODELOPT: (2, 1),
     TORCHAO: (1, 2),
 }
-"""For each packing: the numbers of which the row count and the column count must be multiples."""
+"""For each packing, the numbers of which rows and columns must be multiples."""
 
 
 class ScatteredReader(Rows):
-    """A sequential reader of tensors in which neighbouring columns may have different scales and zero points.
+    """A sequential reader of tensors whose neighbouring columns may have different scales and zero points.
 
-    Each column uses the scale and zero point of its group. If the tensor has column factors, the scale is multiplied
-    by the column's factor.
+    Each column uses the scale and zero point of its group, and the scale is multiplied by the column's factor if there
+    is one.
     """
 
     def __init__(self, tensor: Tensor, layout: PackedIntLayout) -> None:
@@ -217,7 +217,7 @@ class ScatteredReader(Rows):
         return self._expand(self._rows.float_points(first, last), last - first)
 
     def _expand(self, stored: Array, rows: int) -> Array:
-        """Return ``stored``, the encoded numbers of groups, as an array [rows, columns] of the scales' type."""
+        """Return ``stored``, the encoded numbers of groups, as an array [rows, columns] in the type of the scales."""
         numbers = from_file(stored.reshape(-1), self._layout.scales).reshape(rows, -1)
         if self._order is not None:
             return numbers[:, self._order]
@@ -226,7 +226,7 @@ class ScatteredReader(Rows):
         return np.repeat(numbers, self._layout.group or self._rows.cols, axis=1)[:, : self._rows.cols]
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         self._next += count // max(1, self._rows.cols)
 
     def finish(self) -> None:
@@ -234,7 +234,7 @@ class ScatteredReader(Rows):
 
 
 class WordsCodec(Codec):
-    """Integers of 1 to 8 bits as GPTQ, AWQ, compressed-tensors, ModelOpt, HQQ, torchao and quanto pack them."""
+    """Integers of 1 to 8 bits in the packings of GPTQ, AWQ, compressed-tensors, ModelOpt, HQQ, torchao and quanto."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -248,7 +248,7 @@ class WordsCodec(Codec):
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; rules of the codec ``affine``."""
+        """Return the values in f32, f16 or bf16, rounded once from f32, or in f64; errors of codec ``affine``."""
         layout = _checked(tensor)
         if layout.scattered:
             return decode_by_rows(self, tensor, dtype, out)
@@ -263,9 +263,9 @@ class WordsCodec(Codec):
         return reader
 
     def to_runs(self, tensor: Tensor) -> Tensor | None:
-        """Return the same integers as a tensor of ``affine``, row by row.
+        """Return the same integers as a tensor of codec ``affine``, row by row.
 
-        None if columns have their own order or factors.
+        None if columns have an order or factors.
         """
         stored = _checked(tensor)
         if stored.scattered or len(tensor.shape) != 2 or not tensor.size:
@@ -273,7 +273,7 @@ class WordsCodec(Codec):
         return replace(rows_tensor(tensor, stored), decoder=AffineCodec())
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the same integers in a layout of ``affine``, or in another form of words."""
+        """Return the repacking into a layout of codec ``affine``, or into another packing."""
         stored = _checked(tensor)
         if stored.scattered:
             return cannot(layout, "its columns have an order or factors, which only this layout stores")
@@ -282,7 +282,7 @@ class WordsCodec(Codec):
         return direct or AffineCodec().repack(rows_tensor(tensor, stored), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> NoReturn:
-        """Raise ``UnsupportedError`` ``affine_words.encoder``: ``affine`` encodes, and its results are repacked."""
+        """Raise ``UnsupportedError`` ``affine_words.encoder``: results of codec ``affine`` are repacked instead."""
         raise UnsupportedError(
             f"codec {ID} has no encoder: encode with affine; a conversion repacks the result",
             rule=f"{ID}.encoder",
@@ -324,9 +324,8 @@ def _checked(tensor: Tensor) -> PackedIntLayout:
 
 
 def _check_zeros(tensor: Tensor, layout: PackedIntLayout) -> None:
-    """Raise ``CodecError`` if the packing does not allow the zero points, or the parts for columns.
-
-    Also raise it if the shape is not a multiple of the group size.
+    """Raise ``CodecError`` if the packing has no such zero points or parts for columns, or if groups do not divide the
+    shape.
     """
     zeros, (rows, cols) = layout.packing_form.zeros, tensor.matrix_shape
     down = layout.packing == HQQ_COLUMNS

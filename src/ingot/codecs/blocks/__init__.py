@@ -1,1 +1,1 @@
-"""Codecs that store numbers in the blocks of other programs: ggml."""
+"""Codecs for blocks of ggml."""

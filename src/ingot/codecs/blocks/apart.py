@@ -1,4 +1,4 @@
-"""Unpacking of ggml's blocks into the parts of another family, and packing (``spec/gguf.md``, "Repacking")."""
+"""Conversion between ggml's blocks and the parts of other families (``spec/gguf.md``, "Repacking")."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ INCOMPATIBLE_SCALES: Mapping[str, Array] = {
     "mxfp4": np.array([255], np.uint8),
     "nvfp4": np.array([0x7F, *range(0x81, 0x100)], np.uint8),
 }
-"""The byte values of scales that stand for different numbers in ggml's blocks and in the small float type.
+"""For each type, bytes of scales that ggml's blocks and the small float type decode to different numbers.
 
-In MXFP4, blocks read E8M0's NaN as 2^128. In NVFP4, blocks read E4M3's NaN as 0, and ignore the sign of numbers.
+In MXFP4, blocks decode E8M0's NaN as 2^128. In NVFP4, blocks decode E4M3's NaN as 0 and ignore the sign of scales.
 """
 
 
 def unpack(block_type: str, blocks: Array) -> dict[str, Array]:
-    """Return the parts of ``OWN[block_type]`` from blocks (u8), each an array of its storage dtype.
+    """Convert blocks (u8) to the parts of ``UNPACKED[block_type]``, each an array of its storage dtype.
 
-    Scales that are small floats are returned as their bytes.
+    Small-float scales are returned as bytes.
     """
     layout, (elements, nbytes, _) = UNPACKED[block_type], TYPES[block_type]
     count = blocks.size // nbytes
@@ -43,7 +43,7 @@ def unpack(block_type: str, blocks: Array) -> dict[str, Array]:
 
 
 def extract_part(block_type: str, blocks: Array, role: str) -> Array:
-    """Return one of the parts that ``unpack`` returns; skips unpacking if the part is contiguous in each block."""
+    """Return one of the parts that ``unpack`` returns; without unpacking if it is contiguous in each block."""
     codes, *specs = UNPACKED[block_type].part_specs((1, TYPES[block_type].elements))
     if role == codes.role or (block_type not in AFFINE and block_type not in CODEBOOKS):
         return unpack(block_type, blocks)[role]
@@ -58,7 +58,7 @@ def extract_part(block_type: str, blocks: Array, role: str) -> Array:
 
 
 def pack(block_type: str, parts: dict[str, Array]) -> Array:
-    """Return blocks (u8) from the parts that ``unpack`` returns."""
+    """Convert parts, as ``unpack`` returns them, to blocks (u8)."""
     layout, (elements, nbytes, _) = UNPACKED[block_type], TYPES[block_type]
     codes = parts[INDICES if isinstance(layout, ScaledCodebookLayout) else CODES]
     scales = parts[SCALES].view(np.uint8)
@@ -71,21 +71,16 @@ def pack(block_type: str, parts: dict[str, Array]) -> Array:
 
 
 def why_incompatible(block_type: str, scales: Array) -> str | None:
-    """Return which scale a block decodes differently from the small float with the same byte, as a message.
-
-    None if all scales are equal in both.
-    """
+    """Return a message about a byte that blocks decode to another scale than the small float does; None without one."""
     if block_type not in INCOMPATIBLE_SCALES or not scales.size:
         return None
     seen = np.flatnonzero(np.bincount(scales.reshape(-1), minlength=256))
     incompatible = np.intersect1d(seen, INCOMPATIBLE_SCALES[block_type])
-    return (
-        f"the scale 0x{incompatible[0]:02X} is another number in blocks of {block_type}" if incompatible.size else None
-    )
+    return f"the scale 0x{incompatible[0]:02X} differs in blocks of {block_type}" if incompatible.size else None
 
 
 def source_changed(tensor: Tensor) -> IntegrityError:
-    """Return the ``IntegrityError`` for scales that changed since an earlier read."""
+    """Return the error for scales that changed since an earlier read."""
     return IntegrityError(
         "store.changed",
         "the scales differ from an earlier read: the source changed meanwhile; run again",
@@ -94,7 +89,7 @@ def source_changed(tensor: Tensor) -> IntegrityError:
 
 
 def as_f16(numbers: Array) -> Array | None:
-    """Return f32 numbers as f16; None if f16 cannot hold all of them exactly."""
+    """Convert f32 numbers to f16; return None if f16 cannot represent one of them exactly."""
     small = np.empty(numbers.shape, np.float16)
     same = native.kernels.affine_same(as_bits(numbers), float_name(numbers), written(small), "f16")
     return small if same else None

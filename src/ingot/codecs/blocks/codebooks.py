@@ -1,4 +1,4 @@
-"""Repacking of codebooks as ggml's blocks MXFP4, NVFP4 and IQ4_NL, without rounding (``spec/gguf.md``, "Repacking")."""
+"""Exact repacking of codebooks into ggml's blocks MXFP4, NVFP4 and IQ4_NL (``spec/gguf.md``, "Repacking")."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ingot.model.tensor import Array, Tensor
 
 
 def to_blocks(tensor: Tensor, stored: ScaledCodebookLayout, target: GgmlBlocksLayout) -> Repacked:
-    """Return a checked tensor in ggml's blocks, or the reason why it cannot be repacked.
+    """Return the repacking of a checked tensor into ggml's blocks, or the reason why it is impossible.
 
-    Reads the scales, and checks their digest.
+    Scales are read, and their digest is checked.
     """
     layout = CODEBOOKS.get(target.type)
     rows, cols = tensor.matrix_shape
     if layout is None or cols % target.block.elements or stored.transposed:
-        return cannot(target, f"blocks of {target.type} cannot hold these indices and scales")
+        return cannot(target, f"blocks of {target.type} cannot store these indices and scales")
     floats = layout.scales == "f16"
     if not floats and stored.scales != layout.scales:
         return cannot(target, f"blocks of {target.type} have scales of {layout.scales}, found {stored.scales}")
@@ -35,7 +35,7 @@ def to_blocks(tensor: Tensor, stored: ScaledCodebookLayout, target: GgmlBlocksLa
     ):
         reason = why_incompatible(target.type, scales) if not floats else None
         if floats and (stored.nested or as_f16(cast(scales, "f32")) is None):
-            reason = "f16, the type of scales in blocks, cannot hold a scale exactly"
+            reason = "f16, the type of scales in blocks, cannot represent a scale exactly"
         if reason is not None:
             return cannot(target, reason)
     memory = inner.memory + 3 * cols // target.block.elements * target.block.nbytes
@@ -46,7 +46,7 @@ def to_blocks(tensor: Tensor, stored: ScaledCodebookLayout, target: GgmlBlocksLa
 
 
 class _Blocks:
-    """A pass over indices and scales that packs them into blocks."""
+    """A reader that packs indices and scales into blocks."""
 
     def __init__(self, tensor: Tensor, target: GgmlBlocksLayout, inner: RepackReader, *, floats: bool) -> None:
         self._tensor = tensor
@@ -59,7 +59,7 @@ class _Blocks:
         scales: Array | None = parts[SCALES]
         if self._floats:
             scales = as_f16(parts[SCALES])
-        if scales is None or why_incompatible(self._target.type, scales):  # not the scales that were checked
+        if scales is None or why_incompatible(self._target.type, scales):  # other scales than those checked
             raise source_changed(self._tensor)
         return {BLOCKS: pack(self._target.type, {INDICES: parts[INDICES], SCALES: scales})}
 

@@ -41,7 +41,7 @@ class BlockReader(Rows):
             self._decoder.decode(blocks, target)
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         self._part.skip(count // self._decoder.block.elements * self._decoder.block.nbytes)
 
     def finish(self) -> None:
@@ -49,9 +49,9 @@ class BlockReader(Rows):
 
 
 class BlocksCodec(Codec):
-    """The block types of ggml.
+    """The codec of ggml's block types.
 
-    NVFP4 can be decoded only: an encoder returns the parts of one tensor, and NVFP4's second scale is another tensor.
+    NVFP4 can only be decoded: encoders return parts of one tensor, and its second scale is another tensor.
     """
 
     id: ClassVar[str] = ID
@@ -99,7 +99,7 @@ class BlocksCodec(Codec):
         return RunLayout(block.elements, {BLOCKS: block.nbytes})
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the codes and scales in a layout of another family (``spec/gguf.md``, "Repacking")."""
+        """Return the repacking of codes and scales into a layout of another family (``spec/gguf.md``, "Repacking")."""
         return from_blocks(tensor, _checked(tensor), layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:

@@ -1,4 +1,4 @@
-"""Blocks with chosen numbers: a search of the scales of each group, and blocks composed from numbers and codes."""
+"""A search for the scales of each group of a block, and blocks built from scales and codes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ingot.model.tensor import Array
 class Numbers:
     """The scales and minima of groups in blocks with nested scales: f32 [rows, groups].
 
-    Each scale is the product of the f16 number ``d`` of the block and an integer of the group; each minimum is the
-    product of ``dmin`` and an integer. ``d`` and ``dmin`` are repeated for each group of the block.
+    Each scale is the product of the block's f16 number ``d`` and an integer of the group; each minimum is the product
+    of ``dmin`` and an integer. ``d`` and ``dmin`` are repeated for each group.
     """
 
     scales: Array
@@ -28,10 +28,10 @@ class Numbers:
 
 
 def numbers_of(block_type: str, values: Array, importance: Array) -> Numbers | int:
-    """Return the searched scales of values, f32 [rows, columns of full blocks], for a type with nested scales.
+    """Search the scales of values, f32 [rows, columns of full blocks], for a type with nested scales.
 
-    ``importance`` weighs the squared errors of the columns. Returns the index of the first value of a block whose scale
-    f16 cannot hold, if there is one.
+    ``importance`` weights the squared errors of the columns. If f16 cannot represent the scale of a block, the index of
+    that block's first value is returned.
     """
     elements, nbytes, wide = TYPES[block_type]
     blocks = np.empty(values.size // elements * nbytes, np.uint8)
@@ -52,9 +52,9 @@ def numbers_of(block_type: str, values: Array, importance: Array) -> Numbers | i
 
 
 def compose_blocks(block_type: str, codes: Array, numbers: Numbers) -> Array:
-    """Return the blocks (u8) that store ``codes``, u8 [rows, columns], with the scales and minima ``numbers``.
+    """Build blocks (u8) that store ``codes``, u8 [rows, columns], with the scales and minima of ``numbers``.
 
-    For types without nested scales, ``d`` and ``dmin`` are the scales and minima themselves.
+    For types without nested scales, ``d`` and ``dmin`` are the scales and minima.
     """
     elements, nbytes, _ = TYPES[block_type]
     blocks = np.empty(codes.size // elements * nbytes, np.uint8)
@@ -72,7 +72,7 @@ def compose_blocks(block_type: str, codes: Array, numbers: Numbers) -> Array:
 
 
 def _bits(values: Array, groups: int) -> Array:
-    """Return one number per block as bits of f16, from ``values``, which repeat it for each group of the block."""
+    """Return one f16 number per block as bits, from ``values``, which repeat it for each group of the block."""
     return np.ascontiguousarray(values.reshape(-1, groups)[:, 0]).astype(np.float16).view(np.uint16)
 
 

@@ -1,4 +1,4 @@
-"""Encoding into ggml's blocks: options, and chunks of rows (``spec/gguf.md``, "Encoding")."""
+"""Encoding into ggml's blocks: options, and encoding of chunks of rows (``spec/gguf.md``, "Encoding")."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ID = GgmlBlocksLayout.codec
 OPTIONS = ("type", "search", IMPORTANCE)
 REFERENCE = "reference"
 
-# For each type that can be encoded: the largest magnitude over this number is the block's scale.
+# For each type that can be encoded: a block's scale is its largest magnitude divided by this number.
 LEVELS: Mapping[str, float] = {
     "q4_0": 8,
     "q4_1": 15,
@@ -59,7 +59,7 @@ _NON_FINITE = 1
 
 @dataclass(frozen=True, slots=True)
 class BlocksEncoder(Encoder):
-    """An encoder of chunks of rows; a row is a whole number of blocks, so that a chunk may begin at any row."""
+    """An encoder for chunks of rows; rows have complete blocks, so a chunk may begin at any row."""
 
     layout: GgmlBlocksLayout
     search: bool
@@ -83,8 +83,8 @@ class BlocksEncoder(Encoder):
         Raises
         ------
         CodecError
-            ``ggml_blocks.non-finite``: a value is NaN or infinite (a float64 past the range of float32 too).
-            ``ggml_blocks.scale-overflow``: a scale or minimum that f16 cannot hold.
+            ``ggml_blocks.non-finite``: a value is NaN or infinite, or an f64 beyond the range of f32.
+            ``ggml_blocks.scale-overflow``: f16 cannot represent a scale or minimum.
         """
         if rows.ndim != 2 or rows.shape[1] != self.cols:
             raise ValueError(f"expected rows of {self.cols} columns, found {rows.shape}")
@@ -118,7 +118,7 @@ class BlocksEncoder(Encoder):
             )
         return CodecError(
             f"{ID}.scale-overflow",
-            f"f16 cannot hold the scale of the block at {location}; keep this tensor dense",
+            f"f16 cannot represent the scale of the block at {location}; keep this tensor dense",
         )
 
 
@@ -148,6 +148,6 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
         )
     if importance is not None:
         importance = (importance / importance.max()).astype(np.float32)
-    # MXFP4's scales have the exponents of f32. Others round to 0 below f16's smallest number, whatever the source.
+    # MXFP4's scales have the exponents of f32. Other scales below f16's smallest number round to 0 for any source.
     reach = RangeProbe("scales", "f32" if block_type == "mxfp4" else "f16", (), LEVELS[block_type], "f64")
     return BlocksEncoder(layout, search is True, cols, importance, layout.attributes(), layout.part_specs(shape), reach)

@@ -1,4 +1,4 @@
-"""Blocks of the grid types IQ1_M, IQ2 and IQ3 in parts: scales, nearest entries for given scales, blocks of codes."""
+"""Steps of encoding the grid types IQ1_M, IQ2 and IQ3: find scales, find the nearest entries, build blocks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ingot.model.tensor import Array
 
 BLOCK = 256
 RUN = 8
-"""Columns that are chosen together: one entry of eight values, or two of four with one set of signs."""
+"""Columns that are encoded together: one entry of eight values, or two entries of four with one set of signs."""
 
-# Values that share a scale, and the factor of a scale besides d and 2 * step + 1.
+# Number of values that share a scale, and the factor of a scale besides d and 2 * step + 1.
 _SCALES: Mapping[str, tuple[int, float]] = {
     "iq1_m": (16, 1),
     "iq2_xxs": (32, 1 / 8),
@@ -32,7 +32,7 @@ _FIRST_NIBBLE = {"iq2_xs": 66, "iq2_s": 74, "iq3_s": 106}
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The scales of one block per row: ``d`` as bits of f16, ``steps`` u8 [rows, groups], ``values`` f32 likewise."""
+    """The scales of one block per row: ``d`` f16 bits [rows]; ``steps`` u8 and ``values`` f32, [rows, groups]."""
 
     d: Array
     steps: Array
@@ -45,11 +45,11 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """The codes of rows in a block type with a grid, and the values for which they stand.
+    """The codes of rows in a block type with a grid, and the decoded values.
 
-    ``entries`` u16 [rows, entries] are rows of the grid. ``negative`` (a sign bit per value) and ``down`` (the sign of
-    the shift of IQ1) are u8 [rows, runs of eight columns]. ``values`` f32 [rows, columns] are the decoded values before
-    scaling.
+    ``entries`` u16 [rows, entries] are indices into the grid. ``negative`` (a sign bit per value) and ``down`` (the
+    sign of IQ1's shift) are u8 [rows, runs of eight columns]. ``values`` f32 [rows, columns] are decoded but not
+    scaled.
     """
 
     entries: Array
@@ -83,7 +83,7 @@ def entries_per_run(block_type: str) -> int:
 
 
 def search_scales(block_type: str, weights: Array, importance: Array) -> Scales:
-    """Return the scales that the encoder chooses for one block of each row: f32 [rows, 256].
+    """Return the scales that the encoder would choose for one block of each row: f32 [rows, 256].
 
     Raises ``CodecError`` ``quantizer.scale-overflow`` if f16 cannot hold a block's scale.
     """
@@ -96,7 +96,7 @@ def search_scales(block_type: str, weights: Array, importance: Array) -> Scales:
     if status:
         raise CodecError(
             "quantizer.scale-overflow",
-            f"f16 cannot hold the scale of the block in row {index // BLOCK}; keep this tensor dense",
+            f"f16 cannot represent the scale of the block in row {index // BLOCK}; keep this tensor dense",
         )
     return _scales_of(block_type, blocks.reshape(-1, nbytes))
 
@@ -124,9 +124,9 @@ def _scales_of(block_type: str, blocks: Array) -> Scales:
 
 
 def nearest(block_type: str, targets: Array, scales: Array, weights: Array) -> Codes:
-    """Return the codes of least squared error for eight columns of ``targets``, f32 [rows, 8].
+    """Return the codes with the least squared error for eight columns of ``targets``, f32 [rows, 8].
 
-    ``scales`` has a scale for each row. ``weights`` are the factors of the squared errors.
+    ``scales`` has one scale per row. ``weights`` are factors of the squared errors.
     """
     grid = grid_of(block_type)
     assert grid is not None
@@ -146,7 +146,7 @@ def nearest(block_type: str, targets: Array, scales: Array, weights: Array) -> C
 
 
 def compose(block_type: str, codes: Codes, d: Array, steps: Array) -> Array:
-    """Return the blocks (u8) of rows; ``d`` u16 [rows, blocks], ``steps`` u8 [rows, blocks, groups]."""
+    """Build the blocks (u8) of rows from codes, ``d`` u16 [rows, blocks] and ``steps`` u8 [rows, blocks, groups]."""
     blocks = np.empty(d.size * TYPES[block_type].nbytes, np.uint8)
     native.kernels.ggml_grid_compose(
         block_type,

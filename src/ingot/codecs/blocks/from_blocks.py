@@ -1,4 +1,4 @@
-"""Repacking of ggml's blocks into other families: blocks are unpacked, and the codec of that family does the rest."""
+"""Repacking of ggml's blocks into other families: blocks are unpacked, then repacked by that family's codec."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from ingot.model.part import CHUNK, Part, memory_part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-_ONCE = (CODEBOOK, SECOND)  # per-tensor parts, which each chunk has because it is repacked like a tensor
+_ONCE = (CODEBOOK, SECOND)  # parts of the full tensor; each chunk has them, because it is repacked like a tensor
 
 
 def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Repacked:
-    """Return a checked tensor of blocks in another layout, or the reason why it cannot be repacked.
+    """Return the repacking of a checked tensor of blocks into another layout, or the reason why it is impossible.
 
-    Reads the blocks if exactness depends on the scales. This is so if zero points become offsets or the reverse, or if
-    some bytes of scales stand for different numbers in blocks and in the other layout.
+    The blocks are read if exactness depends on the scales. It does if zero points become offsets or the reverse, or if
+    the other layout decodes some bytes of scales differently.
     """
     layout = UNPACKED.get(stored.type)
     if layout is None:
-        return cannot(target, f"{target.codec} cannot hold the codes and scales of blocks of {stored.type}")
+        return cannot(target, f"{target.codec} cannot store the codes and scales of blocks of {stored.type}")
     blocks = _Blocks(tensor, stored, layout)
     cols = tensor.matrix_shape[1]
     result = blocks.repack(blocks.as_tensor(), target)
@@ -53,10 +53,10 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
 
 
 def unpack_blocks(tensor: Tensor) -> Tensor | None:
-    """Return a checked tensor of blocks in the equivalent layout of another family, unpacked as it is read.
+    """Return a checked tensor of blocks in the equivalent layout of another family, unpacked on access.
 
-    None if there is no such layout, or if a scale would be another number in it. To check this, the function reads the
-    blocks if scales are small floats.
+    None if there is no equivalent layout, or if it decodes a scale differently. Small-float scales are read to find
+    out.
     """
     stored = GgmlBlocksLayout.from_tensor(tensor)
     layout = UNPACKED.get(stored.type)
@@ -75,7 +75,7 @@ class _Blocks:
         return self.tensor.matrix_shape[1] // self.stored.block.elements * self.stored.block.nbytes
 
     def as_tensor(self) -> Tensor:
-        """Return the tensor in ``layout``; its parts are unpacked as they are read."""
+        """Return the tensor in ``layout``; its parts are unpacked on access."""
         rows = self.tensor.matrix_shape[0]
         source = Windows(self.tensor.parts[BLOCKS], rows, self.row_bytes)
 
@@ -91,7 +91,7 @@ class _Blocks:
         return Tensor.from_parts(self.layout, parts, self.tensor.shape, self.tensor.name)
 
     def rows(self, shape: tuple[int, ...], blocks: Array) -> Tensor:
-        """Return ``blocks``, those of consecutive rows, as a tensor of ``shape`` in memory, in ``layout``."""
+        """Return ``blocks``, which contain consecutive rows, as a tensor in memory with ``shape`` and ``layout``."""
         arrays = unpack(self.stored.type, blocks)
         parts = {
             spec.role: memory_part(arrays[spec.role], spec.dtype, spec.type) for spec in self.layout.part_specs(shape)
@@ -99,9 +99,9 @@ class _Blocks:
         return Tensor.from_parts(self.layout, parts, shape, self.tensor.name)
 
     def why_incompatible(self) -> str | None:
-        """Return why some scale's byte is another number outside of blocks; None if every scale is the same number.
+        """Return why a scale's byte has another value outside of blocks; None if all have the same value.
 
-        Reads all blocks and checks their digest.
+        All blocks are read, and their digest is checked.
         """
         rows, cols = self.tensor.matrix_shape
         if self.stored.type not in INCOMPATIBLE_SCALES or not rows * cols:
@@ -118,14 +118,14 @@ class _Blocks:
         return why_not
 
     def repack(self, unpacked: Tensor, target: Layout) -> Repacked:
-        """Return the repacking of ``unpacked``, the result of ``as_tensor``, into the layout ``target``."""
+        """Return the repacking of ``unpacked``, a tensor in this object's ``layout``, into the layout ``target``."""
         if isinstance(self.layout, ScaledCodebookLayout):
             return ScaledCodebookCodec().repack(unpacked, target)
         return AffineCodec().repack(unpacked, target)
 
 
 class _BlockParts:
-    """A pass over blocks that yields the parts of another layout."""
+    """A reader that converts blocks to the parts of another layout."""
 
     def __init__(self, blocks: _Blocks, target: Layout) -> None:
         self._blocks = blocks
@@ -140,7 +140,7 @@ class _BlockParts:
         if self._target == blocks.layout:
             return unpack(blocks.stored.type, raw)
         chunk = blocks.repack(blocks.rows((rows, blocks.tensor.matrix_shape[1]), raw), self._target)
-        if not chunk.exact:  # not the scales that were checked
+        if not chunk.exact:  # other scales than those checked
             raise source_changed(blocks.tensor)
         parts, first = chunk.reader().read(rows), not self._has_begun
         self._has_begun = True

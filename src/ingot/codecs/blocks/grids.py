@@ -1,7 +1,7 @@
-"""The grids of ggml's types IQ1, IQ2 and IQ3: tables whose rows are the values of a group, by index.
+"""The grids of ggml's types IQ1, IQ2 and IQ3: tables whose entries are the values of a group.
 
-The numbers are those of ggml's ``ggml-common.h`` (MIT licence, the ggml authors), packed as the package gguf packs
-them: codes of 2 or 4 bits, the lowest bits of a byte first, for the magnitudes in ``GRIDS``.
+The numbers are those of ggml's ``ggml-common.h`` (MIT licence, the ggml authors). They are packed as in the package
+gguf: codes of 2 or 4 bits, the lowest bits of a byte first, for the magnitudes in ``GRIDS``.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ _IQ3_S = (
     "13742074507422754275027631760077"
 )
 
-# Name to codes, values of an entry, and the magnitude of each code.
+# Name to packed codes, values of an entry, and the magnitude of each code.
 GRIDS: dict[str, tuple[str, int, tuple[int, ...]]] = {
     "iq1": (_IQ1, 8, (-1, 0, 1)),
     "iq2_xxs": (_IQ2_XXS, 8, (8, 25, 43)),
@@ -206,12 +206,12 @@ GRIDS: dict[str, tuple[str, int, tuple[int, ...]]] = {
 
 
 OF_TYPE: dict[str, str] = {"iq1_s": "iq1", "iq1_m": "iq1"} | {name: name for name in GRIDS if name != "iq1"}
-"""The name of the grid of a block type."""
+"""The name of a block type's grid."""
 
 
 @cache
 def grid(name: str) -> Array:
-    """Return a grid, i8 [entries, values of an entry]."""
+    """Return a grid: i8 [entries, values of an entry]."""
     codes, values, magnitudes = GRIDS[name]
     bits = 2 if len(magnitudes) <= 4 else 4
     packed = np.frombuffer(bytes.fromhex(codes), np.uint8)
@@ -223,5 +223,5 @@ def grid(name: str) -> Array:
 
 
 def grid_of(block_type: str) -> Array | None:
-    """Return the grid of a block type for native kernels, i8 [numbers]; None for a type without a grid."""
+    """Return the grid of a block type for native kernels as a 1-d i8 array; None for a type without a grid."""
     return grid(OF_TYPE[block_type]).reshape(-1) if block_type in OF_TYPE else None

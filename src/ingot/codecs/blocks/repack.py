@@ -1,4 +1,4 @@
-"""Repacking of affine integers as ggml's blocks, without rounding (``spec/gguf.md``, "Repacking")."""
+"""Exact repacking of affine integers into ggml's blocks (``spec/gguf.md``, "Repacking")."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _COLUMNS = 32
 
 
 def to_blocks(tensor: Tensor, stored: AffineLayout, target: GgmlBlocksLayout) -> Repacked:
-    """Return an affine tensor in ggml's blocks, or the reason why it cannot be repacked.
+    """Return the repacking of an affine tensor into ggml's blocks, or the reason why it is impossible.
 
-    Reads scales and zero points, and checks their digests.
+    Scales and zero points are read, and their digests checked.
     """
     rows, cols = tensor.matrix_shape
     layout = AFFINE.get(target.type)
     if layout is None or cols % _COLUMNS or stored.per_tensor:
-        return cannot(target, f"blocks of {target.type} cannot hold these integers")
+        return cannot(target, f"blocks of {target.type} cannot store these integers")
     if not stored.block and stored.group_columns(cols) % _COLUMNS:
         return cannot(target, f"blocks of {target.type} have a scale for 32 columns, found groups that cross them")
     blocks = _ToBlocks(tensor, stored, layout, target)
@@ -56,7 +56,7 @@ class _ToBlocks:
 
     @property
     def between(self) -> AffineLayout:
-        """The affine layout from which blocks are packed: scales in f32, and a zero point or offset per scale."""
+        """The affine layout that is packed into blocks: f32 scales, and a zero point or offset per scale."""
         stored = self.stored
         signed = self.layout.signed and not stored.offset
         return replace(stored, packing=ROWS_LSB, signed=signed, scales="f32", zero=OFFSETS if stored.offset else POINTS)
@@ -67,18 +67,18 @@ class _ToBlocks:
 
     @property
     def point(self) -> int:
-        """The zero point that all blocks of a type without offsets have, for the codes of ``between``."""
+        """The zero point of all blocks of a type without offsets, for the codes of ``between``."""
         if isinstance(self.layout.zero, Constant):
             return self.layout.zero.point
         return 0 if self.between.signed else 128
 
     def numbers(self, scales: Array, zeros: Array) -> tuple[Array, Array | None] | str:
-        """Return the scales and offsets of blocks in f16, or, as text, the reason why f16 cannot hold them exactly."""
+        """Return the scales and offsets of blocks in f16, or a text that says why f16 cannot represent them exactly."""
         minima: Array | None = zeros if self.stored.offset else None
         if self.layout.offset and minima is None:
             minima = offsets(scales, zeros)
             if minima is None:
-                return "f32 cannot hold an offset, -scale * zero point, so that every value stays equal"
+                return "f32 cannot represent an offset, -scale * zero point, without changing a value"
         if not self.layout.offset:
             expected = scales * np.float32(-self.point) if self.stored.offset else np.float32(self.point)
             if not bool((zeros == expected).all()):
@@ -87,18 +87,16 @@ class _ToBlocks:
         low = None if minima is None or not self.layout.offset else as_f16(minima)
         high = as_f16(scales)
         if high is None or (self.layout.offset and low is None):
-            return "f16, the type of numbers in blocks, cannot hold a scale or offset exactly"
+            return "f16, the type of numbers in blocks, cannot represent a scale or offset exactly"
         return high, low
 
     def why_not(self) -> str | None:
-        """Return why some value would change; None if none does."""
+        """Return why a value would change; None if none changes."""
         points = self.points
         why_not = points.why_not()
         if why_not is not None:
             return why_not
-        if (
-            not self.stored.zeros and not self.layout.offset and self.stored.scales == "f16"
-        ):  # does not depend on scales
+        if not self.stored.zeros and not self.layout.offset and self.stored.scales == "f16":  # independent of scales
             numbers = self.numbers(np.ones(1, np.float32), points.new_zeros(1))
             return numbers if isinstance(numbers, str) else None
         zeros = number_chunks(self.tensor.parts[ZEROS]) if self.stored.zeros else None
@@ -114,7 +112,7 @@ class _ToBlocks:
 
 
 class _AffineBlocks:
-    """A pass over affine parts that packs them into blocks."""
+    """A reader that packs affine parts into blocks."""
 
     def __init__(self, blocks: _ToBlocks) -> None:
         self._blocks = blocks
@@ -128,7 +126,7 @@ class _AffineBlocks:
         blocks = self._blocks
         parts = self._inner.read(rows)
         numbers = blocks.numbers(parts[SCALES].reshape(-1), parts[ZEROS].reshape(-1))
-        if isinstance(numbers, str):  # not the numbers that ``why_not`` checked
+        if isinstance(numbers, str):  # other numbers than ``why_not`` checked
             raise source_changed(blocks.tensor)
         codes = np.ascontiguousarray(parts[CODES]).reshape(-1)
         if blocks.layout.signed and not blocks.between.signed:
@@ -139,7 +137,7 @@ class _AffineBlocks:
         return {BLOCKS: pack(blocks.target.type, block_parts)}
 
     def _repeat(self, numbers: Array) -> Array:
-        """Return one number per block: each group's number, repeated for the blocks of the group."""
+        """Return one number per block, from one number per group."""
         if self._groups == self._group_of.size:
             return numbers
         return np.ascontiguousarray(numbers.reshape(-1, self._groups)[:, self._group_of]).reshape(-1)

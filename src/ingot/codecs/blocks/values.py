@@ -24,13 +24,13 @@ class BlockDecoder:
     def decode(self, blocks: Array, out: Array) -> None:
         """Decode full blocks into ``out`` (one dimension, f32, f16 or bf16), rounded once from f32.
 
-        Raises ``CodecError`` ``ggml_blocks.overflow`` if ``out`` cannot hold a finite number; a scale that is infinite
-        or NaN is decoded as such.
+        Raises ``CodecError`` ``ggml_blocks.overflow`` if a finite number is too large for ``out``; infinite scales and
+        NaNs decode as usual.
         """
         dtype = float_name(out)
         if native.kernels.ggml_decode(self._type, blocks, self._grid, written(out), dtype):
             raise CodecError(
                 f"{ID}.overflow",
-                f"expected values up to {LARGEST[dtype]:g}, which {dtype} can hold; decode to f32 or bf16",
+                f"expected values up to {LARGEST[dtype]:g}, the largest {dtype}; decode to f32 or bf16",
                 where=self._location,
             )

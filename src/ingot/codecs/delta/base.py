@@ -1,8 +1,8 @@
-"""Differences between two versions of a tensor: the contract, and the codecs that store one.
+"""Differences between two versions of a tensor: the base classes of the codecs that store them.
 
-Most are ordinary codecs that store ``fine-tune - base`` as float32 values: applying the difference adds the decoded
-values to the base and rounds once. ``delta_exact`` stores how the base's bits become the fine-tune's, so that its parts
-need the base.
+Most codecs store ``fine-tune - base`` as f32 values, like ordinary codecs: the difference is applied by adding the
+decoded values to the base and rounding once. ``delta_exact`` stores how the bits change, so that decoding needs the
+base.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 class NeedsBase(Codec):
-    """The base class of codecs whose parts have no values without the base, so that decoding raises an error."""
+    """A codec whose parts have no values without the base, so that decoding raises an error."""
 
     id: ClassVar[str]
     lossless: ClassVar[bool] = True
@@ -49,35 +49,35 @@ class NeedsBase(Codec):
 
     def _needs_base_error(self, location: str | None) -> UnsupportedError:
         return UnsupportedError(
-            f"{self.id} holds {self.holds}: `ingot diff` makes it, `ingot patch` applies it",
+            f"{self.id} stores {self.holds}: apply it to its base with `ingot patch`",
             rule=self.rule,
             where=location,
         )
 
 
 class DeltaEncoder(BaseEncoder, ABC):
-    """The prepared encoding of one difference: accepts the same rows of the base and of the fine-tune."""
+    """An encoder that is prepared for one difference; it gets the same rows of base and fine-tune."""
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        """Process the next rows of the present pass."""
+        """Process the next rows of a fit pass."""
 
     @abstractmethod
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
-        """Return each part's next bytes. Pure and thread-safe."""
+        """Return the next bytes of each part. Thread-safe, without side effects."""
 
     @abstractmethod
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Apply the ``parts`` of one chunk to its ``base`` and write the result to ``out``. Pure and thread-safe.
+        """Apply a chunk's parts to its ``base`` and write the result to ``out``. Thread-safe, without side effects.
 
         Called only if the encoder is not ``lossless``.
         """
 
 
 class Applier(Protocol):
-    """A sequential applier of a difference, in memory bounded by the chunk."""
+    """A sequential applier of a difference, whose memory is limited by the chunk."""
 
     def apply(self, base: Array, out: Array) -> None:
-        """Write the fine-tune's next rows into ``out`` ([rows, cols], C order); ``out`` may be ``base`` itself."""
+        """Write the fine-tune's next rows to ``out`` [rows, cols], C order; ``out`` may be ``base``."""
         ...
 
     def finish(self) -> None:
@@ -86,14 +86,14 @@ class Applier(Protocol):
 
 
 class DeltaCodec(ABC):
-    """A method of storing a difference.
+    """A codec of differences.
 
     Attributes
     ----------
     exact : bool
-        Whether applying the difference yields the fine-tune bit for bit.
+        Whether applying the difference restores the fine-tune bit for bit.
     elementwise : bool
-        See ``Codec``.
+        As in ``Codec``.
     """
 
     id: str
@@ -102,18 +102,18 @@ class DeltaCodec(ABC):
 
     @abstractmethod
     def check(self, tensor: Tensor) -> None:
-        """Raise ``CodecError`` unless parameters, parts and shape fit together; reads no part's bytes."""
+        """Raise ``CodecError`` if parameters, parts and shape contradict each other; reads no part's bytes."""
 
     @abstractmethod
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> DeltaEncoder:
-        """Return the encoder of a difference between two tensors of one shape and element type ``dtype``."""
+        """Return an encoder for a difference between two tensors with ``shape`` and element type ``dtype``."""
 
     @abstractmethod
     def applier(self, tensor: Tensor, dtype: str) -> Applier:
-        """Return a sequential applier of the delta ``tensor`` to a base of element type ``dtype``."""
+        """Return a sequential applier of the delta ``tensor`` to a base with element type ``dtype``."""
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-        """Return whether the delta ``tensor`` may be applied to a base of ``shape``: by default, if the shapes are
+        """Return whether the delta ``tensor`` can be applied to a base with ``shape``; by default if the shapes are
         equal.
         """
         return tensor.shape == shape
@@ -130,12 +130,12 @@ DELTAS: Instances[DeltaCodec] = Instances(
 
 
 def delta_codec(id: str) -> DeltaCodec:
-    """Return the delta codec ``id``: a registered one, or the addition of an ordinary codec's values."""
+    """Return the delta codec ``id``: a registered codec, or one that adds the values of an ordinary codec."""
     return DELTAS[id] if id in DELTAS else Additive(CODECS.get_or_refuse(id))
 
 
 class Additive(DeltaCodec):
-    """A codec of float32 differences: ``fine-tune = round(base + difference)``, computed in float32."""
+    """A codec of f32 differences: ``fine-tune = round(base + difference)``, computed in f32."""
 
     exact = False
 
@@ -155,7 +155,7 @@ class Additive(DeltaCodec):
 
 
 class AdditiveEncoder(DeltaEncoder):
-    """An encoder of ``tuned - base`` in float32, by an ordinary encoder."""
+    """An encoder that passes ``tuned - base`` in f32 to an ordinary encoder."""
 
     fit_passes: int
     lossless = False
@@ -220,7 +220,7 @@ _FUSED = ("f32", "f16", "bf16")
 
 
 class AdditiveApplier:
-    """An applier that adds the values of a reader, in one pass if the reader supports it."""
+    """An applier that adds the values of a reader to the base, in one pass if the reader supports it."""
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
@@ -253,13 +253,13 @@ def fusible(base: Array, out: Array) -> bool:
 
 
 def _plain(first: Array, second: Array) -> bool:
-    """Return whether two arrays have one dtype that the fused kernels support, and are in C order and aligned."""
+    """Return whether two arrays are aligned, in C order, and of one dtype that the fused kernels support."""
     plain = all(array.flags.c_contiguous and array.flags.aligned for array in (first, second))
     return plain and first.dtype == second.dtype and resolve_dtype(first.dtype).name in _FUSED
 
 
 def difference(base: Array, tuned: Array) -> Array:
-    """Return ``tuned - base`` in float32; overflow becomes infinite, and infinities cancel to NaN."""
+    """Return ``tuned - base`` in f32; overflow becomes infinite, and differences of infinities become NaN."""
     wide = scratch(tuned.shape, np.float32)
     if _plain(base, tuned):
         native.kernels.differences(
@@ -277,14 +277,14 @@ def difference(base: Array, tuned: Array) -> Array:
 
 
 def round_sum(total: Array, base: Array, out: Array) -> None:
-    """Round ``total + base``, computed in float32 in place of ``total``, to ``out``."""
+    """Round ``total + base``, computed in f32 in the memory of ``total``, to ``out``."""
     with np.errstate(over="ignore", invalid="ignore"):
         total += as_f32(base)
     cast_into(total, out)
 
 
 def as_f32(rows: Array) -> Array:
-    """Return rows as float32; the same array if they are float32."""
+    """Return rows as f32, without a copy if they are f32."""
     if rows.dtype == np.float32:
         return rows
     wide = scratch(rows.shape, np.float32)

@@ -1,4 +1,4 @@
-"""``delta_exact``: the difference of two versions of a tensor, bit for bit. Spec page: ``spec/delta_exact.md``."""
+"""``delta_exact``: bit-exact differences between two versions of a tensor (``spec/delta_exact.md``)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ID = "delta_exact"
 
 @dataclass(frozen=True, kw_only=True)
 class ExactEncoder(DeltaEncoder):
-    """An encoder of independent chunks: the bytes of a chunk depend only on both versions of its values."""
+    """An encoder of independent chunks: the bytes of a chunk depend only on the two versions of its values."""
 
     layout: ExactParams
     params: Mapping[str, Any]
@@ -50,7 +50,7 @@ class ExactEncoder(DeltaEncoder):
         return encode_chunks(self.layout, as_words(base, self.layout), as_words(tuned, self.layout))
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write the fine-tune's rows into ``out``, from the parts that ``encode`` returned for them."""
+        """Write the fine-tune's rows to ``out``, from the parts that ``encode`` returned for them."""
         target = flat(out).view(self.layout.word)
         last = (target.size - 1) % self.layout.chunk + 1
         apply_chunks(self.layout, parts, as_words(base, self.layout), target, last=last, location="")
@@ -58,7 +58,7 @@ class ExactEncoder(DeltaEncoder):
 
 @dataclass(slots=True)
 class _Open:
-    """A chunk of which only the first elements were applied.
+    """A chunk whose first elements were applied.
 
     ``parts`` are its encoded bytes, ``size`` its number of elements, and ``base`` the base's elements so far.
     """
@@ -71,8 +71,8 @@ class _Open:
 class ExactApplier:
     """A sequential applier that accepts any number of rows per call.
 
-    It holds a few chunks. If rows end within a chunk, it also holds the base's elements of the chunk. It is fastest if
-    calls begin at multiples of ``step`` elements: a chunk that is cut is applied again for each call.
+    It buffers a few chunks. If rows end within a chunk, it also buffers the base's elements of the chunk, and decodes
+    the chunk again in the next call. Calls are fastest if they begin at multiples of ``step`` elements.
     """
 
     def __init__(self, tensor: Tensor, params: ExactParams) -> None:
@@ -83,7 +83,7 @@ class ExactApplier:
         self.step = params.chunk
         self._sizes: Array | None = None
         self._next = 0  # the index of the next chunk
-        self._remaining = tensor.size  # elements that are not written yet
+        self._remaining = tensor.size  # elements that are not yet written
         self._open: _Open | None = None
 
     def apply(self, base: Array, out: Array) -> None:
@@ -116,18 +116,18 @@ class ExactApplier:
         self._reader.finish()
 
     def _run(self, count: int) -> int:
-        """Return the number of next elements that form complete chunks and are applied in one call.
+        """Return the number of next elements that form complete chunks and are applied by one call.
 
-        It is 0 if the next chunk is incomplete.
+        It is 0 if the next chunk is not complete.
         """
         chunk = self._params.chunk
         full = min(count // chunk * chunk, max(STEP // chunk, 1) * chunk)
         return full or (count if count == self._remaining else 0)
 
     def _continue(self, old: Array, new: Array) -> int:
-        """Apply the next elements of a chunk that does not end within ``old``; return their number.
+        """Apply the next elements of a chunk that extends beyond ``old``; return their number.
 
-        The chunk's earlier elements are applied again, because a chunk decodes only as a whole.
+        Its earlier elements are applied again, because a chunk can only be decoded completely.
         """
         if self._open is None:
             size = min(self._params.chunk, self._remaining)
@@ -178,7 +178,7 @@ class ExactDelta(DeltaCodec):
         _checked(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> ExactEncoder:
-        """Return the encoder. Options: ``chunk``, elements, a power of two (2**17)."""
+        """Return the encoder. Option ``chunk``: elements of a chunk, a power of two (2**17)."""
         unknown = sorted(set(options) - {"chunk"})
         if unknown:
             raise refuse_option("the option chunk", unknown[0])
@@ -191,7 +191,7 @@ class ExactDelta(DeltaCodec):
         return ExactEncoder(layout=layout, params=layout.attributes(size), parts=parts, step=layout.chunk)
 
     def applier(self, tensor: Tensor, dtype: str) -> ExactApplier:
-        """Return a sequential applier; rule ``delta_exact.base`` for a base of another element type."""
+        """Return a sequential applier; raise ``delta_exact.base`` for a base with another element type."""
         params = _checked(tensor)
         if resolve_dtype(dtype).name != params.dtype:
             raise CodecError("delta_exact.base", f"expected a base of {params.dtype}, found {dtype}", where=tensor.name)
@@ -199,7 +199,7 @@ class ExactDelta(DeltaCodec):
 
 
 class ExactCodec(NeedsBase):
-    """Bit-exact differences between two versions of a tensor, which can be stored and checked but not decoded alone."""
+    """Bit-exact differences as a codec: they can be stored and checked, but not decoded without their base."""
 
     id: ClassVar[str] = ID
     rule: ClassVar[str] = "delta_exact.base"

@@ -1,4 +1,4 @@
-"""Chunks of ``delta_exact``: parameters, encoding and applying. Spec page: ``spec/delta_exact.md``."""
+"""Chunks of ``delta_exact``: parameters, encoding and applying (``spec/delta_exact.md``)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class ExactParams:
-    """The parameters that reading the parts needs: ``chunk`` is in elements."""
+    """The parameters for reading the parts; ``chunk`` is in elements."""
 
     chunk: int
     dtype: str
@@ -53,16 +53,14 @@ class ExactParams:
 
     @property
     def word(self) -> np.dtype[Any]:
-        """The unsigned integer type as which kernels read elements."""
+        """The unsigned integer type of elements in kernels."""
         return np.dtype(f"u{self.width}")
 
     @property
     def element(self) -> tuple[bool, int]:
-        """Whether elements are floats, stored as sign and magnitude, and the lowest bit that selects the coder's
-        context.
+        """Whether elements are floats (sign and magnitude), and the lowest bit of the coder's context.
 
-        The context of an element consists of its bits from that bit on: the exponent of a float, or the high byte of an
-        integer.
+        The context consists of the bits from that bit on: the exponent of a float, or the high byte of an integer.
         """
         return self.dtype in _MANTISSA, _MANTISSA.get(self.dtype, 8 * self.width - 8)
 
@@ -71,7 +69,7 @@ class ExactParams:
         return -(-size // self.chunk)
 
     def limit(self, size: int) -> int:
-        """Return the largest number of bytes of ``planes``: every chunk stored raw after its mode."""
+        """Return the largest possible number of bytes of ``planes``, with every chunk stored raw after its mode."""
         return self.width * size + self.chunks(size)
 
     def attributes(self, size: int) -> dict[str, Any]:
@@ -80,20 +78,20 @@ class ExactParams:
 
 
 def is_coded(name: str) -> bool:
-    """Return whether the codec supports this element type: floats, integers and booleans of full bytes."""
+    """Return whether the codec supports this element type: floats, integers and booleans of complete bytes."""
     row = DTYPES.get(name)
     return row is not None and row.category != "c" and row.bits >= 8
 
 
 def params_for(name: str, chunk: object = CHUNK) -> ExactParams:
-    """Return the parameters of new differences between tensors of element type ``name``.
+    """Return the parameters of a new difference between tensors with element type ``name``.
 
     Raises
     ------
     UnsupportedError
         ``delta_exact.dtype``: complex numbers, or elements smaller than a byte.
     UsageError
-        ``delta_exact.option``: a chunk size that is not a power of two in range.
+        ``delta_exact.option``: a chunk that is no power of two in the allowed range.
     """
     row = dtype(name)
     if not is_coded(row.name):
@@ -107,7 +105,7 @@ def params_for(name: str, chunk: object = CHUNK) -> ExactParams:
 
 
 def refuse_option(expected: str, value: object) -> UsageError:
-    """Return the error for the value of an option."""
+    """Return the error for an invalid value of an option."""
     return UsageError(f"codec delta_exact expects {expected}, found {str(value)[:80]!r}", rule="delta_exact.option")
 
 
@@ -139,7 +137,7 @@ def as_words(values: Array, params: ExactParams, location: str = "") -> Array:
     Raises
     ------
     CodecError
-        ``delta_exact.base``: values of another element type.
+        ``delta_exact.base``: the values have another element type.
     """
     if values.dtype != numpy_dtype(params.dtype):
         raise CodecError(
@@ -149,7 +147,7 @@ def as_words(values: Array, params: ExactParams, location: str = "") -> Array:
 
 
 def encode_chunks(params: ExactParams, base: Array, tuned: Array) -> dict[str, Array]:
-    """Return the parts ``sizes`` and ``planes`` for the flat words ``base`` and ``tuned``; the first word begins a
+    """Return the parts ``sizes`` and ``planes`` for the flat words ``base`` and ``tuned``, whose first word begins a
     chunk.
     """
     sizes = np.empty(params.chunks(base.size), np.uint32)
@@ -161,33 +159,30 @@ def encode_chunks(params: ExactParams, base: Array, tuned: Array) -> dict[str, A
 def apply_chunks(
     params: ExactParams, parts: Mapping[str, Array], base: Array, out: Array, *, last: int, location: str
 ) -> None:
-    """Apply the chunks in ``parts``, of which ``planes`` has exactly the bytes, to ``base``; write flat words to
-    ``out``.
+    """Apply the chunks in ``parts`` to ``base``; write flat words to ``out``, which may be ``base``.
 
-    ``out`` may be ``base``.
+    The part ``planes`` must have exactly the bytes of these chunks.
 
     Parameters
     ----------
     last : int
-        Elements of the last chunk; ``base`` and ``out`` may end before it does.
+        Elements of the last chunk; ``base`` and ``out`` may end within it.
 
     Raises
     ------
     CodecError
-        ``delta_exact.chunk``, ``.table``, ``.stream``. Some elements of ``out`` may have been written before.
+        ``delta_exact.chunk``, ``.table``, ``.stream``. Some elements of ``out`` may be written before the error.
     """
     status, chunk = native.kernels.delta_apply(
         parts["planes"], parts["sizes"], params.chunk, last, *params.element, base, out
     )
     if status:
         rule = _RULES[status]
-        raise CodecError(
-            rule, f"expected {_EXPECTED[rule]} in chunk {chunk} of this run, found others", where=location or None
-        )
+        raise CodecError(rule, f"expected {_EXPECTED[rule]} in chunk {chunk} of this run", where=location or None)
 
 
 def check_sizes(params: ExactParams, sizes: Array, size: int, nbytes: int, location: str) -> None:
-    """Raise ``CodecError`` ``delta_exact.size`` unless sizes of chunks are possible and add up to ``planes``."""
+    """Raise ``CodecError`` ``delta_exact.size`` if sizes of chunks are impossible or do not add up to ``planes``."""
     limit = params.width * params.chunk + 1
     total = int(sizes.sum(dtype=np.uint64))
     largest = int(sizes.max(initial=0))
@@ -201,15 +196,15 @@ def check_sizes(params: ExactParams, sizes: Array, size: int, nbytes: int, locat
 
 
 def pack(base: Array, tuned: Array, *, chunk: int = CHUNK, workers: int | None = None) -> dict[str, Array]:
-    """Return the difference from ``base`` to ``tuned``, of one shape and element type, as parts ``sizes`` and
+    """Return the difference from ``base`` to ``tuned``, which have one shape and element type, as parts ``sizes`` and
     ``planes``.
 
     Parameters
     ----------
     chunk : int
-        Elements of an independent chunk, a power of two.
+        Elements of a chunk, a power of two; chunks are independent.
     workers : int, optional
-        Threads, the argument of ``for_ranges``.
+        The number of threads, as in ``for_ranges``.
 
     Raises
     ------
@@ -234,14 +229,13 @@ def pack(base: Array, tuned: Array, *, chunk: int = CHUNK, workers: int | None =
 def unpack(
     parts: Mapping[str, Array], base: Array, out: Array, *, chunk: int = CHUNK, workers: int | None = None
 ) -> None:
-    """Apply the parts that ``pack`` returned: write the fine-tune into ``out``, in C order, which may be ``base``
-    itself.
+    """Apply the parts that ``pack`` returned: write the fine-tune to ``out``, in C order, which may be ``base``.
 
     Raises
     ------
     CodecError
-        ``delta_exact.size``, ``.chunk``, ``.table``, ``.stream``: parts that do not fit this shape, or are damaged.
-        ``out`` may have been written in part.
+        ``delta_exact.size``, ``.chunk``, ``.table``, ``.stream``: the parts do not fit this shape, or are damaged. Some
+        elements of ``out`` may be written.
     """
     params = params_for(str(dtype(base.dtype).name), chunk)
     _require_shape(base, out)

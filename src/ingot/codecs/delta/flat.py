@@ -1,4 +1,4 @@
-"""Base classes of the codecs of ``.wdelta``: float32 differences, seen as one flat run (``spec/wdelta.md``)."""
+"""Base classes of the codecs of ``.wdelta``: f32 differences as one flat array (``spec/wdelta.md``)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 BATCH = 1 << 18
-"""Elements that a reader decodes at a time; temporaries stay in the second-level cache."""
-_ADDED = 1 << 20  # elements that are added at a time, where only their codes are read meanwhile
+"""Elements that a reader decodes at a time, so that temporaries stay in the second-level cache."""
+_ADDED = 1 << 20  # elements that are added at a time if only their codes are read meanwhile
 
 
 def scale_reach() -> RangeProbe:
-    """Return the probe of f16 scales of signs or 4-bit codes, for which the layouts allow no other type.
+    """Return the range probe for f16 scales of signs or 4-bit codes; their layouts allow no other type.
 
-    The probe accepts largest differences from 2^-21 on. Means and steps of ordinary differences are about eight times
-    smaller than the largest difference, and f16 can hold these.
+    It accepts differences whose largest magnitude is at least 2^-21. Means and steps are usually about eight times
+    smaller, and f16 represents these.
     """
     return RangeProbe("scales", "f16", (), 8, "f32")
 
 
 class F16Scales(BaseEncoder):
-    """The range probe of encoders with f16 scales, a type that their layouts fix."""
+    """A base class of encoders with f16 scales, which adds their range probe."""
 
     reach: RangeProbe
 
@@ -44,9 +44,9 @@ class F16Scales(BaseEncoder):
 
 
 class Differences(NamedTuple):
-    """Differences in float32 for kernels: ``tuned - base``, flat arrays of bits of one float type.
+    """f32 differences ``tuned - base`` for kernels: flat arrays with the bits of one float type.
 
-    Without a base, ``tuned`` are the differences.
+    If ``base`` is None, ``tuned`` are the differences.
     """
 
     tuned: Array
@@ -55,12 +55,12 @@ class Differences(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows: Array) -> Differences:
-        """Return the differences from float32 rows."""
+        """Return the differences that are given as f32 rows."""
         return cls(flat_values(rows), None, "f32")
 
     @classmethod
     def between(cls, base: Array, tuned: Array) -> Differences:
-        """Return the differences of two arrays of one float type, C order; nothing is computed yet."""
+        """Return the differences of two C-order arrays of one float type, without computing them."""
         return cls(as_bits(tuned.reshape(-1)), as_bits(base.reshape(-1)), float_name(tuned))
 
     @property
@@ -69,11 +69,11 @@ class Differences(NamedTuple):
         return self.tuned.size
 
     def part(self, start: int, stop: int) -> Differences:
-        """Return the differences from ``start`` to ``stop``."""
+        """Return the differences ``start`` to ``stop``."""
         return Differences(self.tuned[start:stop], None if self.base is None else self.base[start:stop], self.dtype)
 
     def array(self) -> Array:
-        """Return the differences as a flat float32 array, computed now."""
+        """Compute the differences as a flat f32 array."""
         if self.base is None:
             return self.tuned
         out = scratch(self.tuned.shape, np.float32)
@@ -85,27 +85,27 @@ class Differences(NamedTuple):
         return float(self.part(index, index + 1).array()[0])
 
     def range_without(self, skipped: Array, low: float, high: float) -> tuple[float, float]:
-        """Return the range of all differences but those at ``skipped``; the caller computed it as ``low`` to ``high``.
+        """Return the range of all differences except those at ``skipped``; the caller computed ``low`` to ``high``.
 
-        If ``low`` is 0, the range is computed again, because ``low`` may have either sign of zero.
+        If ``low`` is 0, it is computed again, because its sign may be wrong.
         """
         return (low, high) if low != 0 else native.kernels.range_between(self.array(), skipped)
 
 
 class PairEncoder(Encoder):
-    """An encoder of float32 differences that accepts base and fine-tune, and subtracts while it encodes.
+    """An encoder of f32 differences that gets base and fine-tune, and subtracts while it encodes.
 
-    Both arrays are f32, f16 or bf16, of one type, in C order. The encoder allocates no array of differences, but its
-    result has the same bits as if it did.
+    Both are f32, f16 or bf16, of one type, in C order. The encoder allocates no array of differences, but its result
+    has the same bits as with one.
     """
 
     @abstractmethod
     def add_decoded(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write ``base`` plus the decoded ``parts`` into ``out``, with the bits of ``AddingReader.add_into``."""
+        """Write ``base`` plus the decoded ``parts`` to ``out``, with the same bits as ``AddingReader.add_into``."""
 
     @abstractmethod
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Return the parts of the differences of ``rows`` rows, ``start`` rows after the first."""
+        """Return the parts for the differences of ``rows`` rows, of which the first has the index ``start``."""
 
     @abstractmethod
     def fit_differences(self, differences: Differences) -> None:
@@ -119,7 +119,7 @@ class PairEncoder(Encoder):
         return self.encode_differences(Differences.between(base, tuned), len(tuned), start)
 
     def fit_pass(self, rows: Array) -> None:
-        """Process the next rows of a fit pass, if the encoder has one."""
+        """Process the next rows of a fit pass, if the encoder has fit passes."""
         self.fit_differences(Differences.from_rows(rows))
 
     def fit_pair(self, base: Array, tuned: Array) -> None:
@@ -128,7 +128,7 @@ class PairEncoder(Encoder):
 
 @dataclass(kw_only=True, eq=False)
 class SingleChunkEncoder(PairEncoder):
-    """An encoder that selects the largest differences and therefore needs the tensor in a single chunk."""
+    """An encoder that selects the largest differences, and therefore needs the tensor in one chunk."""
 
     codec: str
     size: int
@@ -143,14 +143,14 @@ class SingleChunkEncoder(PairEncoder):
         """Do nothing: there is no fit pass."""
 
     def largest(self, differences: Differences, count: int) -> tuple[Array, Array, tuple[float, float]]:
-        """Return positions and values of the ``count`` largest by magnitude, ascending, and the range of the others.
+        """Return ascending positions and the values of the ``count`` largest magnitudes, and the range of the others.
 
-        Ties go to the lower position. If all differences are among the largest, the range is meaningless.
+        Equal magnitudes are selected by ascending position. The range is undefined if there are no others.
 
         Raises
         ------
         CodecError
-            ``<codec>.whole``: not all rows; ``<codec>.non-finite``: a difference is NaN or infinite.
+            ``<codec>.whole``: rows are missing; ``<codec>.non-finite``: a difference is NaN or infinite.
         """
         if differences.size != self.size:
             raise CodecError(f"{self.codec}.whole", f"expected all {self.size} values, found {differences.size}")
@@ -166,14 +166,14 @@ class SingleChunkEncoder(PairEncoder):
 
 
 def flat_values(rows: Array) -> Array:
-    """Return the float32 values of rows in one dimension, C order."""
+    """Return f32 rows as a 1-d array in C order."""
     if rows.dtype != np.float32:
         raise ValueError(f"expected differences in float32, found {rows.dtype}")
     return np.require(rows, requirements=("C", "A")).reshape(-1)
 
 
 def non_finite(codec: str, value: float, index: int) -> CodecError:
-    """Return the error for a NaN or an infinity, which would spread over its row or tensor."""
+    """Return the error for a NaN or infinity, which would spread over its row or tensor."""
     return CodecError(
         f"{codec}.non-finite",
         f"expected finite differences, found {value:g} at element {index}; store this tensor with delta_exact",
@@ -181,13 +181,13 @@ def non_finite(codec: str, value: float, index: int) -> CodecError:
 
 
 def require_source(codec: str, source: str) -> None:
-    """Raise ``UnsupportedError`` ``<codec>.dtype`` unless the source is float32, the type of differences."""
+    """Raise ``UnsupportedError`` ``<codec>.dtype`` if the source is not f32, the type of differences."""
     if dtype(source).name != "f32":
         raise UnsupportedError(f"codec {codec} stores differences in f32, found {source}", rule=f"{codec}.dtype")
 
 
 def require_options(codec: str, options: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    """Raise ``UsageError`` ``<codec>.option`` if an option has a name that is not in ``names``."""
+    """Raise ``UsageError`` ``<codec>.option`` if an option's name is not in ``names``."""
     unknown = sorted(str(key) for key in options if key not in names)
     if unknown:
         allowed = " and ".join(names) or "none"
@@ -195,35 +195,33 @@ def require_options(codec: str, options: Mapping[str, Any], names: tuple[str, ..
 
 
 def share_option(codec: str, options: Mapping[str, Any], key: str, default: float, below: float) -> float:
-    """Return the option ``key``, a fraction from 0 to less than 1, or exactly ``below``; ``default`` if it
-    is not set.
-    """
+    """Return the option ``key``, a fraction from 0 to less than 1, or exactly ``below``; ``default`` if unset."""
     value = options.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < 1 or value == below):
         raise UsageError(
-            f"codec {codec} expects a share from 0 to 1 for {key}, found {value!r}", rule=f"{codec}.option"
+            f"codec {codec} expects a fraction from 0 to 1 for {key}, found {value!r}", rule=f"{codec}.option"
         )
     return value
 
 
 def to_f16(values: Array, codec: str) -> Array:
-    """Return finite float32 values rounded to float16; rule ``<codec>.overflow`` if a value is too large."""
+    """Return finite f32 values rounded to f16; raise ``<codec>.overflow`` if a value is too large."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16)
     if not np.isfinite(rounded).all():
         value = float(values[int(np.argmin(np.isfinite(rounded)))])
         raise CodecError(
             f"{codec}.overflow",
-            f"expected differences that float16 can hold (at most 65504), found {value:g}; store this tensor unchanged",
+            f"expected differences of at most 65504, the largest float16, found {value:g}; store this tensor unchanged",
         )
     return rounded
 
 
 def check_parts(tensor: Tensor, dtypes: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Return the element count of each part, after checking the tensor.
+    """Check a tensor, and return the number of elements of each part.
 
-    The tensor must be float32, and must have the parts of ``dtypes`` in the allowed types. Rules ``<codec>.dtype``,
-    ``<codec>.parts``, ``<codec>.part-dtype``, ``<codec>.size``: a part's length is not a multiple of its element size.
+    The tensor must be f32 and have the parts of ``dtypes`` in the allowed types. Rules: ``<codec>.dtype``,
+    ``<codec>.parts``, ``<codec>.part-dtype``; ``<codec>.size`` if a part's length is no multiple of its element size.
     """
     codec = tensor.codec
     if tensor.dtype != "f32":
@@ -249,7 +247,7 @@ def check_parts(tensor: Tensor, dtypes: Mapping[str, tuple[str, ...]]) -> dict[s
 
 
 def require_count(tensor: Tensor, role: str, count: int, expected: int) -> None:
-    """Raise ``CodecError`` ``<codec>.size`` unless ``count``, the number of elements of a part, is ``expected``."""
+    """Raise ``CodecError`` ``<codec>.size`` if ``count``, a part's number of elements, is not ``expected``."""
     if count != expected:
         raise CodecError(
             f"{tensor.codec}.size",
@@ -259,15 +257,15 @@ def require_count(tensor: Tensor, role: str, count: int, expected: int) -> None:
 
 
 def matrix_rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the rows and columns of a tensor of ``shape`` as a matrix; see ``Tensor.matrix_shape``."""
+    """Return rows and columns of a tensor with ``shape`` as a matrix; see ``Tensor.matrix_shape``."""
     return (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
 class Addition(NamedTuple):
-    """The arrays of an addition or subtraction of differences: flat, of one float type.
+    """Flat arrays of one float type, for an addition or subtraction of differences.
 
-    ``out`` becomes ``base`` plus the differences; if ``less`` is set, ``base`` minus the differences. ``back``, if not
-    None, becomes ``out`` minus the differences. Each result is computed in float32 and rounded once.
+    ``out`` becomes ``base`` plus the differences, or minus the differences if ``less`` is set. If ``back`` is not None,
+    it becomes ``out`` minus the differences. Each result is computed in f32 and rounded once.
     """
 
     base: Array
@@ -276,44 +274,43 @@ class Addition(NamedTuple):
     less: bool
 
     def part(self, start: int, stop: int) -> Addition:
-        """Return the addition of the elements from ``start`` to ``stop``."""
+        """Return the addition for the elements ``start`` to ``stop``."""
         back = None if self.back is None else self.back[start:stop]
         return Addition(self.base[start:stop], self.out[start:stop], back, self.less)
 
     @property
     def arguments(self) -> tuple[Array, Array, Array | None, bool, str]:
-        """The last arguments of the kernels that add differences: ``base``, ``out``, ``back``, ``less`` and the name of
-        the dtype of ``out``.
+        """Return the last arguments of the kernels that add differences: ``base``, ``out``, ``back``, ``less`` and the
+        dtype of ``out``.
         """
         back = None if self.back is None else written(self.back)
         return as_bits(self.base), written(self.out), back, self.less, float_name(self.out)
 
 
 class BatchAddingReader(AddingReader):
-    """A reader that adds or subtracts while it decodes, a batch of elements at a time.
+    """A reader that adds or subtracts while it decodes, one batch of elements at a time.
 
-    If ``by_rows`` is set, a batch is a whole number of rows.
+    If ``by_rows`` is set, a batch has full rows.
     """
 
     by_rows: ClassVar[bool] = False
 
     @abstractmethod
     def add(self, addition: Addition) -> None:
-        """Add the next differences, one for each element of ``addition``."""
+        """Add the next differences, one per element of ``addition``."""
 
     def add_into(self, base: Array, out: Array) -> None:
         self._run(base, out, None, less=False)
 
     def add_back_into(self, base: Array, out: Array, back: Array) -> None:
-        """Add like ``add_into``, and write ``out`` minus the same rows, computed in f32 and rounded once, into
-        ``back``.
+        """Add as ``add_into`` does; write ``out`` minus the same rows, computed in f32 and rounded once, to ``back``.
 
-        ``back`` shares no memory with the other arrays.
+        ``back`` must not overlap the other arrays.
         """
         self._run(base, out, back, less=False)
 
     def subtract_from(self, base: Array, out: Array) -> None:
-        """Write ``base`` minus the next rows, computed in f32 and rounded once, into ``out``."""
+        """Write ``base`` minus the next rows, computed in f32 and rounded once, to ``out``."""
         self._run(base, out, None, less=True)
 
     def _run(self, base: Array, out: Array, back: Array | None, *, less: bool) -> None:
@@ -324,6 +321,6 @@ class BatchAddingReader(AddingReader):
         fresh = [array for array in (second, third) if array is not None and array.ctypes.data != first.ctypes.data]
         for start in range(0, out.size, step):
             batch = slice(start, start + step)
-            for array in fresh:  # the following memory is written next, so a page that is entered is cleared as a whole
+            for array in fresh:  # the next batch is in the last page: clear all of it
                 prefault(array[start:], step * array.itemsize + HUGE_PAGE)
             self.add(Addition(first[batch], second[batch], None if third is None else third[batch], less))

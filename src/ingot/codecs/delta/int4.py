@@ -1,4 +1,4 @@
-"""``delta_int4``: differences as 4-bit codes over one range; the largest are stored exactly instead.
+"""``delta_int4``: differences as 4-bit codes over one range, except the largest, which are stored exactly.
 
 This is strategy ``int4`` of ``.wdelta``. Spec page: ``spec/wdelta.md``.
 """
@@ -50,20 +50,20 @@ PARTS = {
 }
 LAYOUTS = (1, 2)
 
-# Below this range all values count as equal (deltatensors 0.2.0, compress_int4).
+# Values whose range is smaller than this count as equal (deltatensors 0.2.0, compress_int4).
 _FLAT = 1e-8
 _NOTHING = np.empty(0, np.int64)
 
 
 def outliers(size: int, fraction: float) -> int:
-    """Return how many of ``size`` differences are outliers: at least one, unless ``size`` is 0."""
+    """Return how many of ``size`` differences are outliers: at least one if ``size`` is not 0."""
     return min(size, max(1, int(size * fraction)))
 
 
 def table(scale: Array, zero: Array, location: str | None = None) -> Array:
-    """Return the values of the sixteen codes q: ``q / 15 * (scale * 15) + zero``, each step rounded to float32.
+    """Return the values of the sixteen codes q: ``q / 15 * (scale * 15) + zero``, each step rounded to f32.
 
-    Raises ``CodecError`` ``delta_int4.scale``: a scale or zero point that is not finite.
+    Raises ``CodecError`` ``delta_int4.scale`` if the scale or zero point is not finite.
     """
     factor = float(scale[0])
     offset = float(zero[0])
@@ -78,8 +78,8 @@ def table(scale: Array, zero: Array, location: str | None = None) -> Array:
 class Scale(NamedTuple):
     """The scale and zero point that map values to 4-bit codes.
 
-    ``pair`` are both as the file stores them, ``arguments`` the numbers that the encoding kernel takes. If ``flat`` is
-    set, all codes are 0.
+    ``pair`` are both as stored in the file, ``arguments`` the numbers for the encoding kernel. If ``flat`` is set, all
+    codes are 0.
     """
 
     flat: bool
@@ -92,15 +92,15 @@ def scale_of(low: float, high: float, layout: int) -> Scale:
     spread = high - low
     flat = spread < _FLAT
     pair = to_f16(np.array([1.0 if flat else spread / 15.0, low], np.float64), ID)
-    if layout == 2 and pair[0] == 0:  # the range is too small for float16
+    if layout == 2 and pair[0] == 0:  # the range is too small for f16
         flat, pair[0] = True, 1.0
     return Scale(flat, pair, (low, spread, 15.0) if layout == 1 else (float(pair[1]), float(pair[0]), 1.0))
 
 
 def codes_of(differences: Differences, skipped: Array, scale: Scale, before: float | None = None) -> Array:
-    """Return 4-bit codes, two per byte, of all differences but those at the positions ``skipped``.
+    """Return 4-bit codes, two per byte, of all differences except those at the positions ``skipped``.
 
-    If ``before`` is given, its code is the first. The last byte is padded with 0.
+    If ``before`` is set, it is an earlier value whose code comes first. The last byte is padded with 0.
     """
     packed = np.zeros((differences.size + (before is not None) - skipped.size + 1) // 2, np.uint8)
     if not scale.flat:
@@ -109,17 +109,17 @@ def codes_of(differences: Differences, skipped: Array, scale: Scale, before: flo
 
 
 class _Chunk(ChunkParts):
-    """The encoded parts of a chunk, with what is needed to decode the chunk alone.
+    """The encoded parts of a chunk, with the data that decoding this chunk alone needs.
 
-    Positions in ``within`` count from the chunk's first element. ``packed`` contains ``first`` codes before the chunk's
-    first code.
+    Positions in ``within`` count from the chunk's first element. ``packed`` begins with ``first`` codes of earlier
+    elements.
     """
 
     first: int = 0
 
 
 class _Decoding:
-    """The decoding that both encoders share, to measure the error."""
+    """The decoding of a chunk for both encoders, to measure the error."""
 
     layout: int
 
@@ -139,13 +139,13 @@ class _Decoding:
 
 
 def _alone(parts: Mapping[str, Array]) -> tuple[Mapping[str, Array], int]:
-    """Return the parts of a chunk with positions within the chunk, and the number of codes before the chunk's first."""
+    """Return a chunk's parts with positions within the chunk, and the number of codes before the chunk's first."""
     return (parts.within, parts.first) if isinstance(parts, _Chunk) else (parts, 0)
 
 
 @dataclass(kw_only=True, eq=False)
 class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
-    """An encoder that stores ``count`` outliers in float16 and the others as codes; layout 2 has codes for all."""
+    """An encoder that stores ``count`` outliers in f16 and the others as codes; layout 2 has codes for all."""
 
     codec: str = ID
     count: int
@@ -156,7 +156,7 @@ class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts that store these differences.
 
-        Raises ``CodecError``: ``delta_int4.non-finite``, ``delta_int4.overflow`` (past the range of float16).
+        Raises ``CodecError`` ``delta_int4.non-finite``, or ``delta_int4.overflow`` beyond the range of f16.
         """
         positions, largest, range_arguments = self.largest(differences, self.count)
         low, high = differences.range_without(positions, *range_arguments) if self.count < self.size else (0.0, 0.0)
@@ -172,10 +172,10 @@ class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
 
 @dataclass(kw_only=True, eq=False)
 class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
-    """An encoder that produces the same bytes in chunks, after one pass that finds outliers and range.
+    """An encoder that returns the same bytes in chunks, after a pass that finds outliers and range.
 
-    A byte belongs to the chunk that contains the byte's second code. The value of the first code may lie far before
-    the chunk, so the fit pass records it.
+    A byte belongs to the chunk with the byte's second code. The value of its first code may be far before the chunk, so
+    the fit pass records it.
     """
 
     codec: str = ID
@@ -190,7 +190,7 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
         return self._observer
 
     def finish_fit(self, values: Array) -> Array:
-        """Return the outliers rounded to float16, after deciding the scale; rule ``delta_int4.overflow``."""
+        """Return the outliers rounded to f16, and compute the scale; raise ``delta_int4.overflow``."""
         assert self._observer is not None
         low, high = (self._observer.low, self._observer.high) if self.count < self.size else (0.0, 0.0)
         self._scale = scale_of(low, high, self.layout)
@@ -201,7 +201,7 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
         self._observer = self._scale = None
 
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Return the parts of these rows. Raises ``CodecError`` ``delta_int4.whole`` if the fit pass is not over."""
+        """Return the parts of these rows; raise ``CodecError`` ``delta_int4.whole`` if the fit pass is incomplete."""
         cut = self.cut(differences.size, rows, start)
         assert self._observer is not None
         assert self._scale is not None
@@ -238,8 +238,8 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
 def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array], gaps: bool, out: Array) -> None:
     """Decode differences into the flat ``out``.
 
-    ``packed`` are bytes and the number of codes to skip, ``codes`` the sixteen values in the dtype of ``out``, and
-    ``apart`` the positions (from 0) and values of outliers. ``gaps`` states that outliers have no codes.
+    ``packed`` are bytes, and the number of codes to skip. ``codes`` are the sixteen values in the dtype of ``out``.
+    ``apart`` are positions (from 0) and values of outliers. ``gaps`` states that outliers have no codes.
     """
     positions, values = apart
     values = as_bits(cast_like(values, out))
@@ -247,7 +247,7 @@ def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array],
 
 
 class Int4Reader(BatchAddingReader):
-    """A sequential reader that holds the outliers of a batch."""
+    """A sequential reader that buffers the outliers of a batch."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name = tensor.name
@@ -273,7 +273,7 @@ class Int4Reader(BatchAddingReader):
         native.kernels.int4_add(packed, first, self._table, positions, wide, self._gaps, *addition.arguments)
 
     def _take(self, count: int) -> tuple[tuple[Array, int], Array, Array]:
-        """Return the next codes, and the outliers among them as positions and values.
+        """Return the next codes, and positions and values of the outliers among them.
 
         Positions count from the first returned code.
         """
@@ -297,7 +297,7 @@ class Int4Reader(BatchAddingReader):
 
 
 class DeltaInt4(Codec):
-    """Codes of 4 bits over the range of a tensor's differences, except outliers, which are stored in float16."""
+    """Codes of 4 bits over the range of a tensor's differences, except outliers, which are stored in f16."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -334,8 +334,8 @@ class DeltaInt4(Codec):
     ) -> Int4Encoder | StreamedInt4Encoder:
         """Return the encoder.
 
-        Options: ``outlier_fraction``, the fraction of differences stored in float16 (0.01); ``layout`` 1, codes for all
-        differences but the outliers, or 2, codes for all (1).
+        Options: ``outlier_fraction``, the fraction of differences stored in f16 (0.01); ``layout`` 1 (codes for all
+        differences except outliers) or 2 (codes for all), default 1.
         """
         require_options(self.id, options, ("outlier_fraction", "layout"))
         require_source(self.id, dtype)

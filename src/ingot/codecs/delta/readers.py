@@ -17,7 +17,7 @@ from ingot.model.part import Part
 from ingot.model.tensor import Array, Tensor
 
 _POSITIONS = BATCH // 4  # positions that are read at a time
-_CACHED = 1 << 20  # bytes of positions up to which they are read once and cached
+_CACHED = 1 << 20  # positions of at most this many bytes are read once and cached
 _CHECKED = 1 << 18  # bytes of positions that are read at a time to check whether they ascend
 
 
@@ -36,7 +36,7 @@ class ElementReader:
         return from_file(raw, self._dtype)
 
     def read_into(self, out: Array) -> None:
-        """Fill ``out`` with the bytes of the next elements."""
+        """Read the bytes of the next elements into ``out``."""
         self._reader.readinto(out.data)
         self.remaining -= out.nbytes // numpy_dtype(self._dtype).itemsize
 
@@ -76,15 +76,15 @@ class ArrayReader:
 
 
 def values_of(part: Part) -> ElementReader | ArrayReader:
-    """Return a sequential reader of a part's elements; the arrays that it returns may be read-only."""
+    """Return a sequential reader of a part's elements; its arrays may be read-only."""
     array = _in_memory(part)
     return ElementReader(part) if array is None else ArrayReader(array)
 
 
 def _in_memory(part: Part) -> Array | None:
-    """Return a part's elements without a copy if they are in memory and no digest must be checked; else None.
+    """Return a part's elements without a copy if they are in memory and have no digest to check; else None.
 
-    Another thread may write to the memory meanwhile, so callers must not rely on earlier checks of the values.
+    Another thread may write to the memory, so callers must check the values that they use.
     """
     if part.encoding != "raw" or not isinstance(part.source, MemorySource) or (part.verify and part.digest is not None):
         return None
@@ -93,18 +93,18 @@ def _in_memory(part: Part) -> Array | None:
 
 
 class Codes:
-    """A sequential reader of codes of 1 or 4 bits, packed without regard to bytes, high bits first."""
+    """A sequential reader of codes of 1 or 4 bits, packed as one stream, high bits first."""
 
     def __init__(self, part: Part, bits: int) -> None:
         self._bytes = ElementReader(part)
         self._array = _in_memory(part)
         self._per_byte = 8 // bits
         self._position = 0
-        self._carried = 0  # the byte in which the last codes ended
+        self._carried = 0  # the byte in which the previous codes ended
         self._buffer = np.empty(0, np.uint8)
 
     def next(self, count: int) -> tuple[Array, int]:
-        """Return bytes with the next ``count`` codes, and the number of codes of their first byte that precede them.
+        """Return bytes with the next ``count`` codes, and the number of earlier codes in their first byte.
 
         The bytes are valid until the next call, and may be read-only.
         """
@@ -114,7 +114,7 @@ class Codes:
         if self._array is not None:
             check_cancelled()
             return self._array[byte : byte + size], first
-        if size > self._buffer.size:  # reused: fresh pages cost more than reading
+        if size > self._buffer.size:  # reused, because new pages cost more than reading
             self._buffer = np.empty(size + 1, np.uint8)
         packed = self._buffer[:size]
         carried = 1 if first else 0
@@ -128,7 +128,7 @@ class Codes:
     def skip(self, count: int) -> None:
         """Skip the next ``count`` codes; the byte in which they end is read."""
         stop = self._position + count
-        seen = -(-self._position // self._per_byte)  # bytes that were read
+        seen = -(-self._position // self._per_byte)  # bytes already read
         self._position = stop
         if self._array is not None:
             return
@@ -143,20 +143,20 @@ class Codes:
 
 
 class PositionReader:
-    """A sequential reader of positions with their values, in ascending order.
+    """A sequential reader of positions and values, in ascending order of positions.
 
-    A first pass checks whether the stored positions ascend. If so, the reader holds no more than the caller requests.
-    Otherwise it sorts all positions and values in memory.
+    A first pass checks whether stored positions ascend. If they do, the reader buffers no more than the caller
+    requests; otherwise it sorts all positions and values in memory.
     """
 
     def __init__(self, tensor: Tensor, positions: str, values: str) -> None:
         self._tensor = tensor
         self._indices, self._values = _ascending_readers(tensor.parts[positions], tensor.parts[values], tensor.size)
-        self._positions = np.empty(0, np.int64)  # read, but not returned yet
+        self._positions = np.empty(0, np.int64)  # read, but not yet returned
         self._last = -1
 
     def until(self, stop: int) -> Iterator[tuple[Array, Array]]:
-        """Yield the next positions below ``stop``, and their values, in runs."""
+        """Yield runs of the next positions below ``stop``, with their values."""
         while True:
             cut = int(np.searchsorted(self._positions, stop))
             if cut:
@@ -167,7 +167,7 @@ class PositionReader:
             self._fill()
 
     def all_until(self, stop: int) -> tuple[Array, Array]:
-        """Return the next positions below ``stop``, and their values."""
+        """Return the next positions below ``stop``, with their values."""
         runs = list(self.until(stop))
         if len(runs) == 1:
             return runs[0]
@@ -176,7 +176,7 @@ class PositionReader:
         return np.concatenate(positions), np.concatenate(values)
 
     def skip(self, stop: int) -> int:
-        """Skip the positions below ``stop`` and their values; return the number of positions."""
+        """Skip the positions below ``stop``, with their values; return their number."""
         passed = 0
         while True:
             cut = int(np.searchsorted(self._positions, stop))
@@ -227,10 +227,10 @@ def _ascending_readers(
 
 
 def _ascends(positions: Part, size: int) -> bool:
-    """Return whether positions ascend, each below ``size``; a later reader checks the digest."""
+    """Return whether positions ascend and are below ``size``; a later reader checks the digest."""
     reader = positions.reader()
     last = -1
-    buffer = np.empty(min(positions.nbytes, _CHECKED), np.uint8)  # reused: fresh pages cost more than reading
+    buffer = np.empty(min(positions.nbytes, _CHECKED), np.uint8)  # reused, because new pages cost more than reading
     for start in range(0, positions.nbytes, _CHECKED):
         chunk = buffer[: positions.nbytes - start]
         reader.readinto(chunk.data)
@@ -249,12 +249,10 @@ def _load(part: Part) -> Array:
 
 
 def place_values(positions: Array, values: Array, out: Array, location: str | None = None) -> None:
-    """Set the elements of the flat ``out`` at ascending ``positions`` to ``values``, rounded to the dtype
-    of ``out``.
-    """
+    """Set elements of the flat ``out`` at ascending ``positions`` to ``values``, rounded to its dtype."""
     native.kernels.place_values(positions, as_bits(cast_like(values, out, location)), written(out))
 
 
 def cast_like(values: Array, out: Array, location: str | None = None) -> Array:
-    """Return ``values`` in the dtype of ``out``; rule ``dense.overflow`` if this dtype cannot hold a value."""
+    """Return ``values`` in the dtype of ``out``; raise ``dense.overflow`` if a value is too large."""
     return cast(values, float_name(out), location)

@@ -1,6 +1,6 @@
-"""``delta_rows``: a difference of the rows that base and fine-tune share, and the values of the added rows.
+"""``delta_rows``: a difference for the rows that base and fine-tune share, and the values of added rows.
 
-Lossy codecs of differences would lose the values of rows that the base lacks. Spec page: ``spec/delta_rows.md``.
+Lossy codecs of differences would lose the values of rows that only the fine-tune has (``spec/delta_rows.md``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RowsEncoder(DeltaEncoder):
         return self._inner.scratch_bytes()
 
     def observes(self) -> bool:
-        """Return True: the inner encoder must observe the differences of the shared rows."""
+        """Return True, because the inner encoder must observe the differences of the shared rows."""
         return True
 
     def observe(self, rows: Array, start: int) -> bool:
@@ -90,7 +90,7 @@ class RowsEncoder(DeltaEncoder):
         self._inner.forget()
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        """Process the next rows; rows of zeros follow the base's last row."""
+        """Process the next rows; after its last row, the base has rows of zeros."""
         shared = self._shared - self._seen
         if shared > 0:
             self._inner.fit_pass(base[:shared], tuned[:shared])
@@ -116,7 +116,7 @@ class RowsEncoder(DeltaEncoder):
 
 
 class RowsApplier:
-    """An applier that applies the difference to the shared rows, and reads the other rows."""
+    """An applier that applies the difference to shared rows, and reads the other rows."""
 
     def __init__(self, tensor: Tensor) -> None:
         params = _checked(tensor)
@@ -167,7 +167,7 @@ class RowsDelta(DeltaCodec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> RowsEncoder:
         """Return the encoder.
 
-        Options: ``rows``, the number of shared rows; the ``inner`` codec, and its ``options``.
+        Options: ``rows``, the number of shared rows; ``inner``, the codec of the difference; ``options`` of that codec.
         """
         require_known(ID, options, OPTIONS)
         source = resolve_dtype(dtype).name
@@ -184,17 +184,17 @@ class RowsDelta(DeltaCodec):
             raise _option_error("options as a map", more)
         encoder = CODECS[inner].encoder((rows, *shape[1:]), "f32", more)
         if any(part.role == ADDED for part in encoder.parts):
-            raise UnsupportedError(f"codec {inner} has a part {ADDED} of its own", rule=f"{ID}.inner")
+            raise UnsupportedError(f"codec {inner} already has a part {ADDED}", rule=f"{ID}.inner")
         step = row_step(CODECS[inner], encoder, shape[-1])
         return RowsEncoder(shape, source, rows, AdditiveEncoder(encoder), step)
 
     def applier(self, tensor: Tensor, dtype: str) -> RowsApplier:
-        """Return a sequential applier; the base may be of any float type."""
+        """Return a sequential applier; the base may have any float type."""
         return RowsApplier(tensor)
 
 
 class RowsCodec(NeedsBase):
-    """The difference of the rows that base and fine-tune share, by another codec, and the values of the added rows."""
+    """A difference, by another codec, of the rows that base and fine-tune share, and the values of added rows."""
 
     id: ClassVar[str] = ID
     rule: ClassVar[str] = f"{ID}.base"
@@ -212,7 +212,7 @@ class RowsCodec(NeedsBase):
         _checked(tensor)
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the decoded differences; the values of added rows need no check."""
+        """Yield the decoded differences; added rows need no check."""
         params = _checked(tensor)
         rows, cols = params.inner.matrix_shape
         reader = params.codec.reader(params.inner)
@@ -226,7 +226,7 @@ class RowsCodec(NeedsBase):
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """The checked attributes of a tensor: the difference as a tensor, and the types of the added rows."""
+    """The checked attributes of a tensor: the difference as a tensor, and the types of added rows."""
 
     inner: Tensor
     dtype: str
@@ -238,7 +238,7 @@ class _Params:
 
 
 def added_dtype(tensor: Tensor) -> str:
-    """Return the element type of the added rows of a checked tensor; the result must have the same type."""
+    """Return the element type of the added rows of a checked tensor, which is also that of the result."""
     part = tensor.parts[ADDED]
     return part.type or part.dtype
 

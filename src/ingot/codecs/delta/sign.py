@@ -40,13 +40,13 @@ PARTS = {"scales": ("f16", "f32"), "packed_signs": ("u8",)}
 
 
 def scale_rows(shape: tuple[int, ...]) -> int:
-    """Return the number of scales of a tensor: its first dimension, or 1 if it has no other."""
+    """Return the number of scales of a tensor: its first dimension, or 1 for at most one dimension."""
     return shape[0] if len(shape) > 1 else 1
 
 
 @dataclass(kw_only=True, eq=False)
 class SignEncoder(F16Scales, PairEncoder):
-    """An encoder of scale rows, each ``per_scale`` rows of ``cols`` columns of the matrix."""
+    """An encoder of scale rows; each is ``per_scale`` rows of ``cols`` columns of the matrix."""
 
     parts: tuple[PartSpec, ...]
     shape: tuple[int, ...]
@@ -66,10 +66,10 @@ class SignEncoder(F16Scales, PairEncoder):
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
         """Return the parts of these rows.
 
-        Raises ``CodecError``: ``delta_sign.non-finite``, ``delta_sign.overflow`` (a mean past the range of float16).
+        Raises ``CodecError`` ``delta_sign.non-finite``, or ``delta_sign.overflow`` for a mean beyond the range of f16.
         """
         length = self.per_scale * self.cols
-        # If a later dimension is 0, there may be scales although the matrix has no rows.
+        # If a later dimension is 0, there may be scales without rows of the matrix.
         count = rows // self.per_scale if prod(self.shape[:-1]) else scale_rows(self.shape)
         sums = np.zeros(count, np.float32)
         signs = np.empty(-(-differences.size // 8), np.uint8)
@@ -95,7 +95,7 @@ class SignEncoder(F16Scales, PairEncoder):
 
 
 class RowScales:
-    """A sequential reader of scales that repeats each for the rows of the matrix that share it."""
+    """A sequential reader of scales that repeats each for the matrix rows that share it."""
 
     def __init__(self, part: Part, per_scale: int) -> None:
         self._values = ElementReader(part)
@@ -104,7 +104,7 @@ class RowScales:
         self._last = np.empty(0, np.float16)
 
     def next(self, rows: int) -> Array:
-        """Return a float16 scale for each of the next ``rows`` rows."""
+        """Return an f16 scale for each of the next ``rows`` rows."""
         first = self._position // self._per_scale
         stop = -(-(self._position + rows) // self._per_scale)
         carried = self._last[: 1 if self._position % self._per_scale else 0]
@@ -115,9 +115,9 @@ class RowScales:
         return np.repeat(scales, self._per_scale)[skipped : skipped + rows]
 
     def skip(self, rows: int) -> None:
-        """Skip the scales of the next ``rows`` rows; a scale that the row after them shares is read."""
+        """Skip the scales of the next ``rows`` rows; a scale that the following row shares is read."""
         stop = self._position + rows
-        seen = -(-self._position // self._per_scale)  # scales that were read
+        seen = -(-self._position // self._per_scale)  # scales already read
         if stop // self._per_scale >= seen:
             self._values.skip(stop // self._per_scale - seen)
             self._last = self._values.next(1 if stop % self._per_scale else 0)
@@ -128,7 +128,7 @@ class RowScales:
 
 
 class SignReader(BatchAddingReader):
-    """A sequential reader with a buffer of about ``BATCH`` signs (never less than a row)."""
+    """A sequential reader that buffers about ``BATCH`` signs, at least a row."""
 
     by_rows: ClassVar[bool] = True
 
@@ -140,7 +140,7 @@ class SignReader(BatchAddingReader):
         self._signs = Codes(tensor.parts["packed_signs"], 1)
 
     def fill(self, out: Array) -> None:
-        if not out.size:  # finish reads the scales of rows without columns
+        if not out.size:  # ``finish`` reads the scales of rows without columns
             return
         step = max(1, BATCH // self._cols)
         for start in range(0, len(out), step):
@@ -155,7 +155,7 @@ class SignReader(BatchAddingReader):
         native.kernels.sign_add(signs, first, scales, *addition.arguments)
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` differences, a whole number of rows."""
+        """Skip ``count`` differences, which must be full rows."""
         self._scales.skip(count // max(self._cols, 1))
         self._signs.skip(count)
 
@@ -165,7 +165,7 @@ class SignReader(BatchAddingReader):
 
 
 class DeltaSign(Codec):
-    """One bit per value, the mean magnitude per row; 0 counts as positive."""
+    """One sign bit per value and the mean magnitude per row; 0 counts as positive."""
 
     id: ClassVar[str] = SignDeltaLayout.codec
     lossless: ClassVar[bool] = False
@@ -189,7 +189,7 @@ class DeltaSign(Codec):
         return SignReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> SignEncoder:
-        """Return the encoder; there are no options."""
+        """Return the encoder, which has no options."""
         require_options(self.id, options, ())
         require_source(self.id, dtype)
         scales = scale_rows(shape)

@@ -38,14 +38,12 @@ _NONE = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 def kept_count(size: int, sparsity: float) -> int:
-    """Return the number of differences, of ``size``, that ``sparsity`` lets the codec store: at least 1 unless ``size``
-    is 0.
-    """
+    """Return how many of ``size`` differences are stored with a given sparsity: at least 1 if ``size`` is not 0."""
     return min(size, max(1, int(size * (1.0 - sparsity))))
 
 
 class _Decoding:
-    """The decoding that both encoders share, to measure the error."""
+    """The decoding of a chunk for both encoders, to measure the error."""
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
         parts = _alone(parts)
@@ -60,13 +58,13 @@ class _Decoding:
 
 
 def _alone(parts: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return the parts of a chunk with positions that count from the chunk's first element."""
+    """Return the parts of a chunk; positions count from the chunk's first element."""
     return parts.within if isinstance(parts, ChunkParts) else parts
 
 
 @dataclass(kw_only=True, eq=False)
 class SparseEncoder(_Decoding, SingleChunkEncoder):
-    """An encoder that stores the ``count`` differences of the largest magnitude."""
+    """An encoder that stores the ``count`` differences with the largest magnitudes."""
 
     codec: str = ID
     count: int
@@ -78,12 +76,12 @@ class SparseEncoder(_Decoding, SingleChunkEncoder):
 
 @dataclass(kw_only=True, eq=False)
 class StreamedSparseEncoder(_Decoding, StreamedEncoder):
-    """An encoder that produces the same bytes in chunks, after one pass that finds the largest differences."""
+    """An encoder that returns the same bytes in chunks, after a pass that finds the largest differences."""
 
     codec: str = ID
 
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Return the parts of these rows. Raises ``CodecError`` ``delta_sparse.whole`` if the fit pass is not over."""
+        """Return the parts of these rows; raise ``CodecError`` ``delta_sparse.whole`` if the fit pass is incomplete."""
         cut = self.cut(differences.size, rows, start)
         chunk = ChunkParts(indices=cut.positions + cut.first, values=cut.largest)
         chunk.start, chunk.within = start, {"indices": cut.positions, "values": cut.largest}
@@ -91,7 +89,7 @@ class StreamedSparseEncoder(_Decoding, StreamedEncoder):
 
 
 class SparseReader(BatchAddingReader):
-    """A sequential reader that holds the stored values of a batch."""
+    """A sequential reader that buffers the stored values of a batch."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name = tensor.name
@@ -130,7 +128,7 @@ class SparseReader(BatchAddingReader):
 
 
 class DeltaSparse(Codec):
-    """Positions and float32 values of the largest differences; other differences are 0."""
+    """Positions and f32 values of the largest differences; other differences are 0."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -160,7 +158,7 @@ class DeltaSparse(Codec):
         return SparseReader(tensor)
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the stored differences; raises the errors of ``decode``."""
+        """Yield the stored differences; raise the errors of ``decode``."""
         self.check(tensor)
         reader = PositionReader(tensor, "indices", "values")
         for _, values in reader.until(tensor.size):
@@ -170,7 +168,7 @@ class DeltaSparse(Codec):
     def encoder(
         self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]
     ) -> SparseEncoder | StreamedSparseEncoder:
-        """Return the encoder. Option ``sparsity``, the fraction of differences that is dropped (0.9)."""
+        """Return the encoder. Option ``sparsity``: the fraction of differences to drop (0.9)."""
         require_options(self.id, options, ("sparsity",))
         require_source(self.id, dtype)
         sparsity = share_option(self.id, options, "sparsity", 0.9, below=0)

@@ -1,4 +1,4 @@
-"""``sparse_patch``: the elements of a tensor that changed, at flat positions, which replace the base's elements.
+"""``sparse_patch``: flat positions of changed elements, and the values that replace the base's elements.
 
 Trainers send such patches to inference servers between two steps of reinforcement learning (``spec/sparse_patch.md``).
 """
@@ -32,21 +32,18 @@ _NO_LIMIT = 2**63 - 1
 
 
 def is_patched(name: str) -> bool:
-    """Return whether the codec supports this element type: full bytes, and no complex numbers."""
+    """Return whether the codec supports this element type: complete bytes, not complex."""
     row = DTYPES.get(name)
     return row is not None and row.bits in (8, 16, 32, 64) and row.category != "c"
 
 
 def as_unsigned(values: Array) -> Array:
-    """Return flat values as unsigned integers, because bits are compared and copied, never numbers.
-
-    A view if possible.
-    """
+    """Return flat values as unsigned integers of the same bits, as a view if possible."""
     return flat(np.require(values, requirements=("C", "A"))).view(f"u{values.dtype.itemsize}")
 
 
 def changed_positions(base: Array, tuned: Array) -> Array:
-    """Return the flat positions at which the bits of two arrays of one type and shape differ, ascending, int64."""
+    """Return the flat positions at which two arrays of one type and shape differ in their bits: ascending, i64."""
     return np.flatnonzero(as_unsigned(base) != as_unsigned(tuned))
 
 
@@ -65,20 +62,20 @@ class PatchEncoder(DeltaEncoder):
     lossless: bool = True
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
-        """Return the positions and values of these rows; ``start`` counts rows of this length before them."""
+        """Return positions and values of changes in these rows; ``start`` counts rows of this length before them."""
         positions = changed_positions(base, tuned)
         values = as_unsigned(tuned)[positions]
         cols = base.shape[-1] if base.ndim > 1 else 1
         return {INDICES: (positions + start * cols).astype(self.index), VALUES: values}
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write the fine-tune's rows into ``out``, from the parts that ``encode`` returned for the first rows."""
+        """Write the fine-tune's rows to ``out``, from the parts that ``encode`` returned for the first rows."""
         out[...] = base
         as_unsigned(out)[parts[INDICES]] = parts[VALUES]
 
 
 class PatchApplier:
-    """A sequential applier for any runs of rows; it holds a batch of positions and their values."""
+    """A sequential applier for any runs of rows; it buffers a batch of positions and values."""
 
     def __init__(self, tensor: Tensor, dtype: str) -> None:
         self._tensor = tensor
@@ -113,7 +110,7 @@ class PatchApplier:
         self._next = stop
 
     def finish(self) -> None:
-        """Check the digests, and that no position is past the last element."""
+        """Check the digests, and that no position is beyond the last element."""
         while self._indices.remaining and not self._positions.size:
             self._fill()
         if self._positions.size:
@@ -122,7 +119,7 @@ class PatchApplier:
         self._values.finish()
 
     def _fill(self) -> None:
-        """Read the next positions and values; they must ascend."""
+        """Read the next positions and values; positions must ascend."""
         count = min(self._indices.remaining, BATCH // 4)
         positions = self._indices.next(count).astype(np.int64)
         if self._gaps:  # at most 2**16 gaps of 32 bits: no overflow
@@ -147,7 +144,7 @@ class PatchApplier:
 
 
 class SparsePatchDelta(DeltaCodec):
-    """The positions of changed elements, and their new values."""
+    """The codec of positions of changed elements and their new values."""
 
     id = ID
     exact = True
@@ -160,16 +157,13 @@ class SparsePatchDelta(DeltaCodec):
         check(tensor)
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-        """Return whether the base may have this shape.
-
-        It may be the tensor's shape; if the tensor is flat, any shape with enough elements.
-        """
+        """Return whether the base may have this shape: the tensor's or, for a flat tensor, any with enough elements."""
         return tensor.size <= prod(shape) if tensor.params.get("flat") is True else tensor.shape == shape
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PatchEncoder:
-        """Return the encoder. Option ``count``: the number of elements that differ, if the caller counted them.
+        """Return the encoder. Option ``count``: the number of changed elements, if the caller counted them.
 
-        Raises ``UnsupportedError`` ``sparse_patch.dtype``: no full bytes, or complex; ``UsageError``
+        Raises ``UnsupportedError`` ``sparse_patch.dtype`` for complex or incomplete bytes; ``UsageError``
         ``sparse_patch.option``.
         """
         unknown = sorted(set(options) - {"count"})
@@ -197,7 +191,7 @@ class SparsePatchDelta(DeltaCodec):
         return PatchEncoder(dtype=row.name, index=numpy_dtype(index), parts=parts)
 
     def applier(self, tensor: Tensor, dtype: str) -> PatchApplier:
-        """Return a sequential applier; rule ``sparse_patch.base`` for a base of another element type."""
+        """Return a sequential applier; raise ``sparse_patch.base`` for a base with another element type."""
         check(tensor)
         if resolve_dtype(dtype).name != tensor.dtype:
             raise CodecError(

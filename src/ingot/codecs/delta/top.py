@@ -1,4 +1,4 @@
-"""Search for the largest of a tensor's differences while they stream by (``delta_int4``, ``delta_sparse``)."""
+"""A streaming search for the largest differences of a tensor (``delta_int4``, ``delta_sparse``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array
 
 MAX_SINGLE_CHUNK = 1 << 24
-"""Tensors of at most this many elements are encoded in a single chunk: read once, with up to 24 bytes an element."""
+"""Tensors of at most this many elements are encoded in one chunk: read once, with up to 24 bytes per element."""
 _GRID = 1 << 16
 _LONG = 1 << 20
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -28,19 +28,19 @@ def streams(size: int) -> bool:
 
 
 def grid_of(rows: int, cols: int) -> int:
-    """Return the number of elements of which each chunk's first position is a multiple: full rows, about ``_GRID``.
+    """Return the number of elements of which each chunk's start is a multiple: full rows, about ``_GRID``.
 
-    Chunks of rows, and chunks of elements from a source that can be cut anywhere, then begin at the same multiples. If
-    one row is longer than ``_GRID``, chunks may begin within the row.
+    The same multiples then apply to chunks of rows and to chunks of elements. If a row is longer than ``_GRID``, chunks
+    may begin within the row.
     """
     return _GRID if rows == 1 and cols > _LONG else max(1, _GRID // max(cols, 1)) * max(cols, 1)
 
 
 class PassedValues(NamedTuple):
-    """A batch of differences, after the search took the candidates for the largest differences from it.
+    """A batch of differences, after candidates for the largest differences were removed from it.
 
-    ``low`` and ``high`` are the smallest and the largest difference that is not a candidate. The last difference that
-    is not a candidate is ``value``, at index ``last``. If all are candidates, ``last`` is -1.
+    ``low`` and ``high`` are the smallest and the largest remaining difference. ``value`` is the last remaining
+    difference and ``last`` its index, -1 if none remains.
     """
 
     differences: Differences
@@ -53,29 +53,29 @@ class PassedValues(NamedTuple):
 class RestObserver:
     """An observer of the differences that are not among the largest; the base class does nothing.
 
-    If ``ranges`` is true, the search also reports every candidate that it drops, so that the observer knows the exact
-    range of the remaining differences.
+    If ``ranges`` is true, the search also reports candidates that it drops, so that the observer gets the exact range
+    of the remaining differences.
     """
 
     ranges: ClassVar[bool] = False
 
     def observe_passed(self, passed: PassedValues, stop: int) -> None:
-        """Observe a batch of differences; the batch ends before element ``stop`` of the tensor."""
+        """Observe a batch of differences, which ends before element ``stop`` of the tensor."""
 
     def observe_evicted(self, positions: Array, values: Array, kept_places: Array, gone: tuple[float, float]) -> None:
-        """Observe the candidates when the search drops some of them.
+        """Observe all candidates when the search drops some of them, at least one.
 
-        ``positions`` and ``values`` are all candidates; those at the indices ``kept_places`` stay. At least one
-        candidate is dropped. ``gone`` is the range of the values of the dropped candidates.
+        ``positions`` and ``values`` are the candidates; those at the indices ``kept_places`` stay. ``gone`` is the
+        range of the dropped values.
         """
 
 
 @dataclass(eq=False)
 class RestRange(RestObserver):
-    """The range of the differences that are not among the largest, and one value before each multiple of ``grid``.
+    """Records the range of the differences that are not among the largest, and a value before each ``grid`` multiple.
 
-    If ``gaps`` is set, the value is the last difference before the multiple that is not among the largest. Otherwise it
-    is the element directly before the multiple.
+    If ``gaps`` is set, the value is the last one before the multiple that is not among the largest; otherwise the
+    element directly before the multiple.
     """
 
     ranges: ClassVar[bool] = True
@@ -125,11 +125,11 @@ class RestRange(RestObserver):
 
 
 class LargestSearch:
-    """A search for the ``count`` values of the largest magnitudes of a tensor of ``size``; ties go to the lower
-    position.
+    """A search for the ``count`` largest magnitudes in a tensor of ``size`` elements; of equal ones, lower positions
+    win.
 
-    The search collects up to ``spare`` more candidates than ``count``, then drops all but the largest ``count``. After
-    that, a value must exceed the smallest remaining candidate to become a candidate.
+    It collects up to ``spare`` candidates more than ``count``, then drops all but the largest ``count``. Later
+    candidates must exceed the smallest remaining one.
     """
 
     def __init__(self, codec: str, size: int, count: int, grid: int, observer: RestObserver) -> None:
@@ -142,23 +142,23 @@ class LargestSearch:
         self._positions = scratch((capacity,), np.int64)
         self._values = scratch((capacity,), np.float32)
         self._filled = self.taken = 0
-        self._bound = -1  # the magnitude, as bits, that a candidate must exceed
+        self._bound = -1  # bits of the magnitude that a candidate must exceed
 
     @staticmethod
     def spare(count: int) -> int:
-        """Return the number of candidates that the search collects besides ``count`` values."""
+        """Return the number of candidates that a search collects in addition to ``count``."""
         return max(count, BATCH)
 
     @classmethod
     def memory(cls, size: int, count: int, grid: int) -> int:
-        """Return the number of bytes that a search takes: candidates, temporaries of pruning, records per ``grid``."""
+        """Return the bytes of memory of a search: candidates, temporaries of pruning, and records per ``grid``."""
         capacity = min(size, count + cls.spare(count))
         return (12 + 26) * capacity + 12 * BATCH + 64 * (size // grid + 1)
 
     def add(self, differences: Differences) -> None:
         """Process the next differences.
 
-        Raises ``CodecError``: ``<codec>.whole`` (more than ``size``), ``<codec>.non-finite``.
+        Raises ``CodecError`` ``<codec>.whole`` for more than ``size`` values, or ``<codec>.non-finite``.
         """
         if self.taken + differences.size > self._size:
             raise CodecError(
@@ -171,10 +171,9 @@ class LargestSearch:
             start = stop
 
     def result(self) -> tuple[Array, Array]:
-        """Return positions and values of the largest, ascending, after the last value; can be called once.
+        """Return positions and values of the largest differences, by position; called once, after the last value.
 
-        The arrays are slices of the candidates' memory, which ``memory`` counts: copies would take more time than the
-        freed memory is worth.
+        The arrays are slices of the candidates' memory, which ``memory`` includes; a copy would not pay off.
         """
         self._prune()
         return self._positions[: self._count], self._values[: self._count]
@@ -194,7 +193,7 @@ class LargestSearch:
         self._observer.observe_passed(PassedValues(batch, low, high, last, value), self.taken)
 
     def _collect(self, batch: Differences) -> tuple[int, int, float, float, int, float]:
-        """Append the values that exceed the bound to the candidates.
+        """Append the values above the bound to the candidates.
 
         Return the results of the kernel ``top_collect``.
         """
@@ -203,7 +202,7 @@ class LargestSearch:
         return native.kernels.top_collect(*batch, self._bound, self.taken, *candidates)
 
     def _prune(self) -> None:
-        """Drop all candidates but the largest ``count``."""
+        """Drop all candidates except the largest ``count``."""
         positions = self._positions[: self._filled]
         values = self._values[: self._filled]
         count = self._count
@@ -229,7 +228,7 @@ class Cut(NamedTuple):
     """The largest differences within a chunk that begins at element ``first``.
 
     ``before`` is the number of largest differences before the chunk. ``positions``, counted from ``first``, and
-    ``largest`` are the indices and values of those within the chunk.
+    ``largest`` are the positions and values within the chunk.
     """
 
     first: int
@@ -240,7 +239,7 @@ class Cut(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class StreamedEncoder(PairEncoder):
-    """An encoder that finds the largest differences in one pass, and then encodes chunks that begin at its grid."""
+    """An encoder that finds the largest differences in a fit pass, and then encodes chunks."""
 
     codec: str
     size: int
@@ -266,9 +265,9 @@ class StreamedEncoder(PairEncoder):
         return RestObserver()
 
     def fit_differences(self, differences: Differences) -> None:
-        """Process the next differences.
+        """Process the next differences of the fit pass.
 
-        Raises ``CodecError``: ``<codec>.non-finite``, a difference is NaN or infinite; ``<codec>.whole``, too many.
+        Raises ``CodecError`` ``<codec>.non-finite`` for NaN or infinity, ``<codec>.whole`` for too many values.
         """
         if self._search is None:
             self._search = LargestSearch(self.codec, self.size, self.count, self.step, self.make_observer())
@@ -279,16 +278,16 @@ class StreamedEncoder(PairEncoder):
             self._largest = positions, self.finish_fit(values)
 
     def finish_fit(self, values: Array) -> Array:
-        """Return the largest values in their stored type; called when the fit pass is over."""
+        """Return the largest values in their stored type; called after the fit pass."""
         return values
 
     def cut(self, size: int, rows: int, start: int) -> Cut:
-        """Return the largest differences within a chunk of ``size`` elements, and the chunk's position.
+        """Return the position of a chunk of ``size`` elements, and the largest differences within it.
 
-        Raises ``CodecError`` ``<codec>.whole`` if the fit pass is not over.
+        Raises ``CodecError`` ``<codec>.whole`` if the fit pass is incomplete.
         """
         if self._largest is None:
-            raise CodecError(f"{self.codec}.whole", f"expected a fit pass of all {self.size} values before")
+            raise CodecError(f"{self.codec}.whole", f"expected a fit pass of all {self.size} values first")
         first = start * (size // max(rows, 1))
         if first % self.step:
             raise ValueError(f"expected a chunk that begins at a multiple of {self.step} elements, found {first}")

@@ -1,4 +1,4 @@
-"""``dense``: unchanged values, row-major (zTensor 1.2 section 3). Spec page: ``spec/dense.md``."""
+"""``dense``: unchanged values in row-major order (zTensor 1.2, section 3; ``spec/dense.md``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCRATCH = 1 << 18  # elements in the buffer of a reader that casts
 class DenseEncoder(Encoder):
     """An encoder that casts rows, or stores them unchanged.
 
-    ``lossless`` is False if a value of the source dtype may be rounded.
+    ``lossless`` is False if a value of the source's dtype may be rounded.
     """
 
     parts: tuple[PartSpec, ...]
@@ -48,14 +48,14 @@ class DenseEncoder(Encoder):
 
 
 class DenseReader(Rows):
-    """A sequential reader of a dense tensor; it casts to another dtype through a scratch buffer."""
+    """A sequential reader of a dense tensor; casts go through a scratch buffer."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name = tensor.name
         self._row = decodable(tensor)
         self._part = tensor.parts["data"]
         self._open: PartReader | None = None
-        self._done = False  # the part was read in one call
+        self._done = False  # the part was read by one call
 
     @property
     def _reader(self) -> PartReader:
@@ -95,7 +95,7 @@ class DenseReader(Rows):
 
 
 class DenseCodec(Codec):
-    """Unchanged values of any element type; option ``dtype`` casts."""
+    """Values of any element type; option ``dtype`` casts them."""
 
     id: ClassVar[str] = DenseLayout.codec
     lossless: ClassVar[bool] = True
@@ -106,16 +106,16 @@ class DenseCodec(Codec):
         """Check parameters, parts and shape of ``tensor``; rules ``dense.part-missing``, ``dense.dtype``,
         ``dense.size``.
 
-        An unknown dtype has no size to check.
+        The size is not checked for an unknown dtype.
         """
         part = require_part(tensor, "data")
         check_values(tensor, part, tensor.size)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values; in the tensor's own dtype, a read-only view of the part if the part's bytes allow a view.
+        """Return the values; in the tensor's dtype, a read-only view of the part if possible.
 
-        A tensor of an unknown logical type is returned as its storage elements if there is one per value (zTensor 1.2
-        section 2 allows that), and only if no other dtype was requested.
+        If the logical type is unknown, the storage elements are returned. Each must be one value (zTensor 1.2, section
+        2), and no other dtype may be requested.
         """
         self.check(tensor)
         if dtype == tensor.dtype and out is None:
@@ -132,7 +132,7 @@ class DenseCodec(Codec):
         return DenseReader(tensor)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return the positions of values, in runs that fill whole bytes; None for a type whose size is unknown."""
+        """Return the positions of runs of values that fill complete bytes; None for a type of unknown size."""
         self.check(tensor)
         row = DTYPES.get(tensor.dtype)
         if row is None:
@@ -141,17 +141,16 @@ class DenseCodec(Codec):
         return RunLayout(elements, {"data": elements * row.bits // 8})
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the values in a wider type that holds them, for a container that has no name for their type."""
+        """Return the repacking into a wider type with the same values, for a container without the tensor's type."""
         if not isinstance(layout, DenseLayout):
             return cannot(layout, f"dense values cannot be stored in {layout.codec}")
         self.check(tensor)
         return repack(tensor, layout)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> Encoder:
-        """Return the encoder; option ``dtype`` is any spelling of the element type to store.
+        """Return the encoder. Option ``dtype``: the element type to store, in any spelling.
 
-        Option ``holder`` is a wider type, f16 or f32, for the stored values: for containers that have no name for their
-        type.
+        Option ``holder``: a wider type, f16 or f32, for the stored values, for containers without the element type.
         """
         source = encodable(dtype)
         target = _target(options, source)
@@ -199,7 +198,7 @@ def _view(tensor: Tensor) -> Array:
 
 
 def require_part(tensor: Tensor, role: str) -> Part:
-    """Return a part; ``CodecError`` with rule ``<codec>.part-missing`` if there is none."""
+    """Return a part; raise ``CodecError`` ``<codec>.part-missing`` if it is missing."""
     if role not in tensor.parts:
         raise CodecError(
             f"{tensor.codec}.part-missing", f"expected a part {role!r}, found {list(tensor.parts)}", where=tensor.name
@@ -208,8 +207,9 @@ def require_part(tensor: Tensor, role: str) -> Part:
 
 
 def check_values(tensor: Tensor, part: Part, count: int) -> None:
-    """Raise ``CodecError`` ``<codec>.dtype`` or ``.size`` unless ``part`` holds ``count`` values of the tensor's
-    dtype."""
+    """Raise ``CodecError`` ``<codec>.dtype`` or ``.size`` if ``part`` does not contain ``count`` values of the tensor's
+    dtype.
+    """
     row = DTYPES.get(tensor.dtype)
     if row is None:
         return
@@ -228,10 +228,7 @@ def check_values(tensor: Tensor, part: Part, count: int) -> None:
 
 
 def decodable(tensor: Tensor) -> DType:
-    """Return the tensor's element type.
-
-    ``UnsupportedError`` for unknown and sub-byte types, whose parts are only copied.
-    """
+    """Return the tensor's element type; raise ``UnsupportedError`` if it is unknown or packed, that is, only copied."""
     row = DTYPES.get(tensor.dtype)
     if row is None:
         raise UnsupportedError(
@@ -243,9 +240,7 @@ def decodable(tensor: Tensor) -> DType:
 
 
 def encodable(name: str) -> DType:
-    """Return the ``DType`` of a source dtype that can be encoded; raise ``UnsupportedError`` for a type
-    below a byte.
-    """
+    """Return the ``DType`` of a source to encode; raise ``UnsupportedError`` for a type of less than a byte."""
     return _whole_bytes(dtype(name), None)
 
 
@@ -260,20 +255,20 @@ def _whole_bytes(row: DType, location: str | None) -> DType:
 
 
 def require_bool(values: Array, row: DType, location: str) -> None:
-    """Raise ``CodecError`` ``dense.bool`` for a bool other than 0x00 and 0x01 (zTensor 1.2 section 2)."""
+    """Raise ``CodecError`` ``dense.bool`` for a bool that is not 0x00 or 0x01 (zTensor 1.2, section 2)."""
     if row.category == "b" and values.size and int(values.view(np.uint8).max()) > 1:
         raise CodecError("dense.bool", "expected bytes 0x00 and 0x01 in a bool, found another", where=location)
 
 
 def read_values(reader: PartReader, out: Array, row: DType, location: str) -> None:
-    """Fill the 1-D ``out`` (native dtype of ``row``) with the next values of a part."""
+    """Read the next values of a part into the 1-d ``out``, in the native dtype of ``row``."""
     data = out.view(np.uint8)
     reader.readinto(data.data)
     as_values(data, out, row, location)
 
 
 def as_values(data: Array, out: Array, row: DType, location: str) -> None:
-    """Convert ``data``, the bytes of ``out``, in place from the byte order of files to this machine's."""
+    """Convert ``out``, whose bytes are ``data``, in place from the byte order of files to the machine's."""
     storage = little_endian(row.storage)
     if not storage.isnative:
         data.view(f"u{storage.itemsize}").byteswap(inplace=True)

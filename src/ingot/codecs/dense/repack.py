@@ -1,4 +1,4 @@
-"""Repacking of dense floats in a wider type that holds them, for containers that have no name for their type."""
+"""Repacking of dense floats into a wider type, for containers without the floats' type."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ingot.model.tensor import Array, Tensor
 
 
 def repack(tensor: Tensor, layout: DenseLayout) -> Repacked:
-    """Return a checked dense tensor's values in a wider type; its part's logical type stays the tensor's.
+    """Return the repacking of a checked dense tensor into a wider type; the logical type of its part is unchanged.
 
-    Reads the tensor if exactness depends on its values. No decoder reads the result directly: a container that accepts
-    the wider type returns the values in the tensor's own type.
+    If exactness depends on the values, the tensor is read. No decoder reads the result: a container that accepts the
+    wider type returns the values in the tensor's type.
     """
     holder = layout.holder
     if layout.dtype != tensor.dtype or holder not in EXACT_WIDER_DTYPES.get(tensor.dtype, ()):
-        return cannot(layout, f"{holder or layout.dtype} is not one of the types that can hold {tensor.dtype}")
-    # Source, result, and intermediate results in f32 with their proof, per value.
+        return cannot(layout, f"{holder or layout.dtype} cannot represent all values of {tensor.dtype}")
+    # Per value: source, result, and f32 intermediates with the check of exactness.
     parts = layout.part_specs(tensor.shape)
     return Repacked(
         layout, parts, tensor.size, 1, 24, _why_not(tensor, holder), lambda: DenseRepackReader(tensor, holder)
@@ -40,13 +40,13 @@ def _why_not(tensor: Tensor, holder: str) -> str | None:
     reader = DenseRepackReader(tensor, holder)
     for start in range(0, tensor.size, CHUNK):
         if reader.next_values(min(CHUNK, tensor.size - start)) is None:
-            return f"{holder} cannot hold a value exactly"
+            return f"{holder} cannot represent a value exactly"
     reader.finish()
     return None
 
 
 class DenseRepackReader:
-    """Reads a dense tensor in order and returns its values in a wider type."""
+    """A sequential reader that returns a dense tensor's values in a wider type."""
 
     def __init__(self, tensor: Tensor, holder: str) -> None:
         self._reader = tensor.parts[DATA].reader()
@@ -55,7 +55,7 @@ class DenseRepackReader:
         self._row = DTYPES[tensor.dtype]
 
     def next_values(self, rows: int) -> Array | None:
-        """Return the next values in the holder's type; None if it cannot hold them."""
+        """Return the next values in the wider type; None if it cannot represent them."""
         raw = np.empty(rows * self._row.bits // 8, np.uint8)
         self._reader.readinto(raw.data)
         values = from_file(raw, self._row.storage).view(numpy_dtype(self._row.name))
@@ -63,7 +63,7 @@ class DenseRepackReader:
 
     def read(self, rows: int) -> dict[str, Array]:
         wide = self.next_values(rows)
-        if wide is None:  # not the values that ``repack`` checked
+        if wide is None:  # other values than ``repack`` checked
             raise IntegrityError(
                 "store.changed",
                 "the values differ from an earlier read: the source changed meanwhile; run again",
@@ -77,7 +77,7 @@ class DenseRepackReader:
 
 @dataclass(slots=True)
 class HolderEncoder(Encoder):
-    """A dense encoder that stores values in a wider type that holds every value: bf16 in f32, 8-bit floats in f16."""
+    """A dense encoder that stores values in a wider type: bf16 in f32, 8-bit floats in f16."""
 
     inner: Encoder
     dtype: str
@@ -93,7 +93,7 @@ class HolderEncoder(Encoder):
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         values = self.inner.encode(rows, start)["data"].reshape(-1).view(numpy_dtype(self.dtype))
         wide = widen(values, self.dtype, self.holder)
-        assert wide is not None  # ``is_always_exact``
+        assert wide is not None  # exact, as ``is_always_exact`` states
         return {"data": wide}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
@@ -103,21 +103,21 @@ class HolderEncoder(Encoder):
 
 
 def holder_of(encoder: Encoder) -> str | None:
-    """Return the smallest wider type that holds all values of ``encoder``; None if there is none."""
+    """Return the smallest wider type that represents all values of ``encoder``; None if there is none."""
     part = encoder.parts[0]
     dtype = part.type or part.dtype
     return next((name for name in EXACT_WIDER_DTYPES.get(dtype, ()) if is_always_exact(dtype, name)), None)
 
 
 def with_holder(encoder: Encoder, holder: str) -> HolderEncoder:
-    """Return an encoder of the same values that stores them as ``holder``, a type that holds every value.
+    """Return an encoder that stores the same values in the wider type ``holder``.
 
-    Raises ``UsageError`` ``dense.option`` if ``holder`` cannot hold some value.
+    Raises ``UsageError`` ``dense.option`` if ``holder`` cannot represent a value.
     """
     part = encoder.parts[0]
     dtype = part.type or part.dtype
     if part.length is None or holder not in EXACT_WIDER_DTYPES.get(dtype, ()) or not is_always_exact(dtype, holder):
-        raise UsageError(f"expected a type that holds all values of {dtype}, found {holder!r}", rule="dense.option")
+        raise UsageError(f"expected a type with all values of {dtype}, found {holder!r}", rule="dense.option")
     size = part.length * 8 // DTYPES[dtype].bits * numpy_dtype(holder).itemsize
     parts = (PartSpec("data", holder, size, dtype),)
     return HolderEncoder(encoder, dtype, holder, parts, encoder.params, encoder.lossless)

@@ -1,4 +1,4 @@
-"""``float_entropy``: lossless floats with entropy-coded exponents. Spec page: ``spec/float_entropy.md``."""
+"""``float_entropy``: lossless floats with entropy-coded exponents (``spec/float_entropy.md``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
 CHUNK = 1 << 17
-# Types whose exponent is the eight bits below the sign: two mantissa bits may join it in a symbol.
+# Types whose exponent is the eight bits below the sign; two mantissa bits may join it in a symbol.
 _JOINT = ("bf16", "f32")
 
 
@@ -61,12 +61,12 @@ class EntropyEncoder(Encoder):
 
 
 class EntropyReader(Rows):
-    """A sequential reader of any runs of rows; it holds a few chunks, and the values of a chunk in which rows end.
+    """A sequential reader of any runs of rows; it buffers a few chunks, and values of a chunk in which rows end.
 
     Parameters
     ----------
     workers : int, optional
-        Threads, the argument of ``for_ranges``; 0 stays in the calling thread.
+        The number of threads, as in ``for_ranges``; 0 uses the calling thread.
     """
 
     def __init__(self, tensor: Tensor, params: EntropyParams, workers: int | None = 0) -> None:
@@ -79,8 +79,8 @@ class EntropyReader(Rows):
         self._batch = max(1, STEP // params.chunk) * threads
         self._sizes: Array | None = None
         self._next = 0  # the index of the next chunk
-        self._remaining = tensor.size  # elements that are not decoded yet
-        self._buffer = np.empty(0, numpy_dtype(params.dtype))  # decoded, but not requested yet
+        self._remaining = tensor.size  # elements that are not yet decoded
+        self._buffer = np.empty(0, numpy_dtype(params.dtype))  # decoded, but not yet requested
 
     def fill(self, out: Array) -> None:
         target = flat(out)
@@ -94,13 +94,13 @@ class EntropyReader(Rows):
                 self._decode(1, values)
                 self._buffer = values
                 filled += self._use_buffer(target[filled:])
-            else:  # full chunks, or the last and shorter one
+            else:  # full chunks, or the shorter last one
                 count = chunks * params.chunk or self._remaining
                 self._decode(max(chunks, 1), target[filled : filled + count])
                 filled += count
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values; the part of a chunk before the next value is decoded."""
+        """Skip ``count`` values; the skipped beginning of a chunk is decoded."""
         buffered = min(count, self._buffer.size)
         self._buffer = self._buffer[buffered:]
         chunks, remainder = divmod(count - buffered, self._params.chunk)
@@ -142,7 +142,7 @@ class EntropyReader(Rows):
 
 
 class EntropyCodec(Codec):
-    """Floats of full bytes, bit for bit; level ``fast`` or ``max``."""
+    """Floats of complete bytes, bit for bit; level ``fast`` or ``max``."""
 
     id: ClassVar[str] = "float_entropy"
     lossless: ClassVar[bool] = True
@@ -156,9 +156,9 @@ class EntropyCodec(Codec):
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the values in the tensor's own dtype, bit for bit, or cast by the rules of ``codecs.cast``.
+        """Return the values in the tensor's dtype, bit for bit, or cast by the rules of ``codecs.cast``.
 
-        Raw parts of a mapped file are decoded without a copy. Large tensors use several threads
+        Raw parts of a mapped file are not copied. Large tensors use several threads
         (``core.runtime.parallel.default_workers``).
         """
         params = _checked(tensor)
@@ -180,7 +180,7 @@ class EntropyCodec(Codec):
         return EntropyReader(tensor, _checked(tensor))
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> EntropyEncoder:
-        """Return the encoder. Options: ``level`` fast or max (fast); ``chunk``, elements, a power of two (2**17)."""
+        """Return the encoder. Options: ``level``, fast or max (fast); ``chunk``, elements, a power of two (2**17)."""
         layout = EntropyParams(*_options(options), _encodable(dtype))
         size = prod(shape)
         parts = (
@@ -221,7 +221,7 @@ def _checked(tensor: Tensor) -> EntropyParams:
     chunks = params.chunks(tensor.size)
     sizes = _part(tensor, "sizes", "u32")
     planes = _part(tensor, "planes", "u8")
-    # A chunk takes at least a mode per plane and a byte for it or, in pairs, a table.
+    # A chunk has at least a mode per plane, and a byte for it or, for joint planes, a table.
     smallest = 2 * params.width * chunks
     largest = params.limit(tensor.size)
     if sizes.nbytes != 4 * chunks or not smallest <= planes.nbytes <= largest:

@@ -1,4 +1,4 @@
-"""Chunks of ``float_entropy``: parameters and decoding. Spec page: ``spec/float_entropy.md``."""
+"""Chunks of ``float_entropy``: parameters and decoding (``spec/float_entropy.md``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class EntropyParams:
-    """The parameters that reading the parts needs: ``level`` of the encoder, ``chunk`` in elements."""
+    """The parameters for reading the parts: the encoder's ``level``, and ``chunk`` in elements."""
 
     level: str
     chunk: int
@@ -35,7 +35,7 @@ class EntropyParams:
 
     @property
     def width(self) -> int:
-        """The number of bytes of an element, which is the number of planes of a chunk."""
+        """The number of bytes of an element, and of planes of a chunk."""
         return DTYPES[self.dtype].bits // 8
 
     def chunks(self, size: int) -> int:
@@ -43,7 +43,7 @@ class EntropyParams:
         return -(-size // self.chunk)
 
     def limit(self, size: int) -> int:
-        """Return the largest number of bytes of ``planes``: every plane stored raw after its mode."""
+        """Return the largest possible number of bytes of ``planes``, with every plane stored raw after its mode."""
         return self.width * (size + self.chunks(size))
 
     def attributes(self, size: int) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class EntropyParams:
 
 
 def is_coded(name: str) -> bool:
-    """Return whether the codec supports this element type: every float of full bytes."""
+    """Return whether the codec supports this element type: floats of complete bytes."""
     row = DTYPES.get(name)
     return row is not None and row.is_float and row.bits >= 8
 
@@ -92,7 +92,7 @@ def _params_error(tensor: Tensor, expected: str) -> CodecError:
 
 
 def check_sizes(params: EntropyParams, sizes: Array, size: int, nbytes: int, location: str) -> None:
-    """Raise ``CodecError`` ``float_entropy.size`` unless sizes of chunks are possible and add up to ``planes``."""
+    """Raise ``CodecError`` ``float_entropy.size`` if sizes of chunks are impossible or do not add up to ``planes``."""
     limit = params.width * (params.chunk + 1)
     total = int(sizes.sum(dtype=np.uint64))
     largest = int(sizes.max(initial=0))
@@ -118,7 +118,7 @@ def decode_chunks(
     Parameters
     ----------
     workers : int, optional
-        Threads, the argument of ``for_ranges``; 0 stays in the calling thread.
+        The number of threads, as in ``for_ranges``; 0 uses the calling thread.
 
     Raises
     ------
@@ -140,9 +140,7 @@ def decode_chunks(
         )
         if status:
             expected = _EXPECTED[_RULES[status]]
-            raise CodecError(
-                _RULES[status], f"expected {expected} in chunk {first + chunk}, found others", where=location
-            )
+            raise CodecError(_RULES[status], f"expected {expected} in chunk {first + chunk}", where=location)
         if values is not target:
             cast_into(values, target, location)
 

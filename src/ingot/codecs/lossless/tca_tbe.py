@@ -37,12 +37,12 @@ from ingot.model.tensor import Array, Tensor
 
 
 class Window:
-    """A counter of exponents, which finds the seven consecutive exponents that occur most often.
+    """A count of exponents that yields the seven consecutive exponents with the most values.
 
     Attributes
     ----------
     start : int or None
-        The published ``start_exp``, one less than the lowest exponent; None until all rows were counted.
+        The published ``start_exp``, one less than the lowest exponent; None before all rows are counted.
     """
 
     def __init__(self, size: int, start: int | None = None) -> None:
@@ -63,7 +63,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TcaEncoder(Encoder):
-    """An encoder of chunks of bands. An option sets the window, or one fit pass finds it."""
+    """An encoder of chunks of bands; an option sets the window of exponents, or a fit pass finds it."""
 
     rows: int
     cols: int
@@ -77,7 +77,7 @@ class TcaEncoder(Encoder):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The parameters that the file declares; without ``start`` until it is found."""
+        """The parameters that the file declares; ``start`` is missing until it is found."""
         return TcaLayout(self.window.start).attributes()
 
     def fit_pass(self, rows: Array) -> None:
@@ -133,7 +133,7 @@ _PADDING = HIGH_UNIT + FALLBACK_UNIT
 
 
 class TcaReader(Rows):
-    """A sequential reader of a few bands at a time; it buffers rows of a band that were not requested yet."""
+    """A sequential reader of a few bands at a time; it buffers unread rows of a band."""
 
     def __init__(self, tensor: Tensor, start: int, workers: int | None = 1) -> None:
         self._name = tensor.name
@@ -168,7 +168,7 @@ class TcaReader(Rows):
                 out = self._use_buffer(out)
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows; only the counts of skipped bands are read."""
+        """Skip ``count`` values, which must be full rows; of skipped bands, only counts are read."""
         rows = count // max(self._cols, 1)
         buffered = min(rows, len(self._buffer))
         self._buffer, rows = self._buffer[buffered:], rows - buffered
@@ -183,7 +183,7 @@ class TcaReader(Rows):
         self.read_into(np.empty((remainder, self._cols), self._buffer.dtype))
 
     def finish(self) -> None:
-        """Check the digests, and that the counts of all tiles add up to the parts; rule ``tca_tbe.counts``."""
+        """Check the digests, and that the counts of all tiles add up to the parts; raise ``tca_tbe.counts``."""
         if self._decoded == self._rows and any(self._remaining.values()):
             raise self._counts_error(
                 f"to be used up by the counts, found {max(self._remaining.values())} elements left"
@@ -208,7 +208,7 @@ class TcaReader(Rows):
         self._decoded += len(out)
 
     def _read_counts(self, bands: int) -> tuple[Array, Array]:
-        """Return the counts of the next bands, and the sizes of their share of ``high`` and ``fallback``."""
+        """Return the counts of the next bands, and how much of ``high`` and ``fallback`` they use."""
         counts = self._read("counts", 2 * bands * self._across)
         sums = totals(counts, bands, self._name)[-1]
         for role, count in zip(("high", "fallback"), sums, strict=True):
@@ -229,7 +229,7 @@ class TcaReader(Rows):
 
 
 class TcaCodec(Codec):
-    """Lossless bf16 at about 11.2 bits per weight: 3-bit exponent codes in bitmaps, fast to decode."""
+    """Lossless bf16 in about 11.2 bits per weight: 3-bit exponent codes in bitmaps, fast to decode."""
 
     id: ClassVar[str] = TcaLayout.codec
     lossless: ClassVar[bool] = True
@@ -245,9 +245,9 @@ class TcaCodec(Codec):
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
         """Return the values in bf16, exactly, or cast by the rules of ``codecs.cast``.
 
-        Raw parts of a mapped file are decoded without a copy. Large tensors use several threads
-        (``core.runtime.parallel.default_workers``). Raises ``CodecError`` ``tca_tbe.counts`` if the tiles' counts do
-        not match the bitmaps or the parts.
+        Raw parts of a mapped file are not copied. Large tensors use several threads
+        (``core.runtime.parallel.default_workers``). Raises ``CodecError`` ``tca_tbe.counts`` if the counts of tiles
+        contradict the bitmaps or the parts.
         """
         start = _checked(tensor)
         require_cast("bf16", dtype, tensor.name)
@@ -266,16 +266,16 @@ class TcaCodec(Codec):
         return TcaReader(tensor, _checked(tensor))
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> TcaEncoder:
-        """Return the encoder of bf16 values, any bits.
+        """Return the encoder of bf16 values with any bits.
 
-        Option ``start``, -1 to 248: codes represent the exponents ``start`` + 1 to ``start`` + 7; by default the seven
-        consecutive exponents that occur most often, found in one fit pass.
+        Option ``start``, -1 to 248: codes represent the exponents ``start`` + 1 to ``start`` + 7. By default a fit pass
+        finds the seven consecutive exponents with the most values.
         """
         return prepare(shape, dtype, options)
 
 
 def _checked(tensor: Tensor) -> int:
-    """Return the window's ``start`` of a tensor, after checking that parameters, parts and shape fit together."""
+    """Check that a tensor's parameters, parts and shape agree, and return the ``start`` of its window."""
     start = TcaLayout.from_tensor(tensor).start
     if start is None or not FIRST <= start <= LAST:
         raise _params_error(tensor, f"start from {FIRST} to {LAST}", start)

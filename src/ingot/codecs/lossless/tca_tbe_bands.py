@@ -1,4 +1,4 @@
-"""Bands of the triple-bitmap encoding: 64 rows, one row of global tiles (``spec/tca_tbe.md``)."""
+"""Bands of the triple-bitmap encoding: 64 rows, which are one row of global tiles (``spec/tca_tbe.md``)."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ ROLES = {"counts": "u16", **dict.fromkeys(BITMAPS, "u64"), "high": "u8", "fallba
 FIRST, LAST = -1, 248
 """The smallest and the largest published ``start_exp``, of the lowest and the highest window of seven exponents."""
 
-# Elements per call: enough to make a call's cost vanish, few enough to spread over threads.
+# Elements per call: enough that the call's cost is negligible, few enough to use all threads.
 STEP = 1 << 20
 
 
 def grid(rows: int, cols: int) -> tuple[int, int]:
-    """Return the number of bands, and the number of global tiles per band; both are 0 if the matrix has no elements."""
+    """Return the number of bands, and of global tiles per band; both are 0 if the matrix is empty."""
     return (-(-rows // SIDE), -(-cols // SIDE)) if rows and cols else (0, 0)
 
 
 def bands_per_call(cols: int) -> int:
-    """Return how many bands to code in one call: about ``STEP`` elements, at least one band."""
+    """Return how many bands to process in one call: about ``STEP`` elements, at least one band."""
     return max(1, STEP // (SIDE * max(cols, 1)))
 
 
 def totals(counts: Array, bands: int, location: str | None) -> Array:
-    """Return the offsets of each band's high bytes and fallback elements, as an array [bands + 1, 2].
+    """Return the offsets of each band's high bytes and fallback elements: [bands + 1, 2].
 
-    The last row contains the total numbers of high bytes and fallback elements.
+    The last row contains the total numbers of both.
 
-    Raises ``CodecError`` ``tca_tbe.counts`` if a tile has a larger count than elements.
+    Raises ``CodecError`` ``tca_tbe.counts`` if a tile's count exceeds its elements.
     """
     if counts.size and int(counts.max()) > TILE:
         raise CodecError(
@@ -54,14 +54,14 @@ def totals(counts: Array, bands: int, location: str | None) -> Array:
 
 
 def encode_rows(rows: Array, start: int) -> dict[str, Array]:
-    """Return the parts of full bands (the last one may be short) of a bf16 matrix."""
+    """Return the parts of full bands of a bf16 matrix; the last one may be short."""
     bands, across = grid(*rows.shape)
     tiles = bands * across
     parts: dict[str, Array] = {
         "counts": np.empty(2 * tiles, np.uint16),
         **{role: np.empty(WORDS * tiles, np.uint64) for role in BITMAPS},
     }
-    # Large enough for any values and for a vector past the end; pages that are not written to take no memory.
+    # enough for any values and a vector beyond the end; pages that are not written to use no memory
     high = np.empty(TILE * tiles + 64, np.uint8)
     fallback = np.empty(TILE * tiles + 32, np.uint16)
     sizes = native.kernels.tca_tbe_encode(as_bits(rows), start, **parts, high=high, fallback=fallback)
@@ -71,21 +71,21 @@ def encode_rows(rows: Array, start: int) -> dict[str, Array]:
 def decode_rows(
     parts: Mapping[str, Array], start: int, out: Array, location: str | None = None, workers: int | None = 1
 ) -> None:
-    """Decode full bands (the last one may be short) into ``out`` of any float type, C order.
+    """Decode full bands, of which the last may be short, into ``out`` of any float type, C order.
 
     Parameters
     ----------
-    parts : the data of exactly these bands from each part, flat
+    parts : the flat data of exactly these bands, by role
     start : int
         Codes 1 to 7 represent the exponents ``start`` + 1 to ``start`` + 7.
     workers : int, optional
-        Threads; None for the number of processors. Small matrices take one.
+        The number of threads; None for the number of processors. Small matrices use one.
 
     Raises
     ------
     CodecError
-        ``tca_tbe.counts``: the counts do not match the bitmaps or the parts. Nothing is read past a part.
-        ``dense.overflow``: a value past the range of f16.
+        ``tca_tbe.counts``: the counts contradict the bitmaps or the parts. Nothing is read beyond a part.
+        ``dense.overflow``: a value beyond the range of f16.
     """
     bands, across = grid(*out.shape)
     if not bands:

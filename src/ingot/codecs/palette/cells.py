@@ -1,4 +1,4 @@
-"""Lloyd's steps on points grouped in cells, most of which are processed as a whole (``spec/palette.md``, "Vectors")."""
+"""Lloyd's steps on points grouped in cells, most of which are processed at once (``spec/palette.md``, "Vectors")."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from ingot.core.runtime import native
 from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.model.tensor import Array
 
-MIN_POINTS = 2048  # from this many points on, cells are worth building
+MIN_POINTS = 2048  # from this number of points on, cells are worth their cost
 # as in native/core/palette_cells.h
 _PART = 64
 _PARTS = 16
 _MAX_CELLS = 1 << 16
 _PADDING = 16
-# points of a cell, at least; cells for each centroid, at most
+# minimum number of points per cell; minimum number of cells per centroid
 _POINTS = 24
 _CELLS_PER_CENTROID = 512
 _NO_OWNER = 257
-THREADED_POINTS = 1 << 18  # from this many points on, steps run on threads
+THREADED_POINTS = 1 << 18  # from this number of points on, steps use threads
 
 
 class Cells:
-    """Points grouped in cells, with the code of each point, and exact sums of points.
+    """Points grouped in cells, with each point's code, and exact sums of points.
 
     Parameters
     ----------
-    points : f32, [n, 2] or [n, 4], below 1; f64 sums of any of them are exact in any order
+    points : f32, [n, 2] or [n, 4], below 1; their f64 sums must be exact in any order
     clusters : int
-        The number of centroids, which decides how many cells are worth building.
+        The number of centroids, which determines the number of cells.
     workers : int, optional
-        Threads; no result depends on them.
+        The number of threads; it does not affect results.
     """
 
     def __init__(self, points: Array, clusters: int, workers: int | None = 1) -> None:
@@ -50,10 +50,10 @@ class Cells:
         self._totals: Array | None = None
 
     def nearest(self, centroids: Array) -> tuple[float, float, Array]:
-        """Assign each point to its nearest centroid; return the squared error, and the means of each centroid's points.
+        """Assign each point to its nearest centroid; return the squared error, and the mean of each centroid's points.
 
-        The squared error is returned as two bounds of the value that ``Cloud`` computes. ``Cloud`` adds f32 distances,
-        each with an error below 5e-7, in f64. For centroids that have points, the means equal those of ``Cloud``.
+        The squared error is returned as two bounds of the value that ``Cloud`` computes, which adds f32 distances, each
+        with an error below 5e-7, in f64. For centroids with points, the means equal those of ``Cloud``.
         """
         count, size = centroids.shape
         parts = self._cells // _PART
@@ -85,7 +85,7 @@ class Cells:
         return low, high, after
 
     def codes(self) -> Array:
-        """Return the codes of the last call of ``nearest``, in the order of the points."""
+        """Return the codes of the latest call of ``nearest``, in the order of the points."""
         out = np.empty(self._count, np.uint8)
         native.kernels.palette_codes(self._order, self._starts, self._codes, out)
         return out

@@ -41,7 +41,7 @@ class PaletteReader(Rows):
         self._done += count
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         self._indices.skip(count // self._params.vector_size)
         self._done += count // self._params.vector_size
 
@@ -51,9 +51,9 @@ class PaletteReader(Rows):
 
 
 class BandReader(Rows):
-    """A sequential reader of vectors that span several rows, which reads band by band of the first dimension.
+    """A sequential reader of vectors that span several rows; it reads bands of the first dimension.
 
-    A band is one index along the first dimension, or ``vector_size`` indices if vectors lie along it.
+    A band is one index of the first dimension, or ``vector_size`` indices if vectors lie along that dimension.
     """
 
     def __init__(self, tensor: Tensor, params: PaletteLayout) -> None:
@@ -68,7 +68,7 @@ class BandReader(Rows):
         self._band_rows = max(1, self._per_band // max(self._cols, 1))
         self._step = max(1, _SCRATCH // self._per_band)
         self._rows: Array = np.empty((0, self._cols), np.float32)
-        self._passed = 0  # rows to skip in the next band
+        self._passed = 0  # rows of the next band to skip
 
     def fill(self, out: Array) -> None:
         rows_read = 0
@@ -85,7 +85,7 @@ class BandReader(Rows):
             rows_read += count
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         rows = count // max(self._cols, 1)
         buffered = min(rows, len(self._rows))
         self._rows = self._rows[buffered:]
@@ -97,10 +97,10 @@ class BandReader(Rows):
         self._inner.finish()
 
     def _next(self, rows: int, dtype: np.dtype[Any]) -> Array:
-        """Return the values of the next bands: all bands that the next ``rows`` rows need, or fewer."""
+        """Return the values of the bands that the next ``rows`` rows need, or of fewer bands."""
         bands = min(self._step, self._bands - self._band, -(-rows // self._band_rows))
         if bands < 1:
-            raise ValueError("expected at most the remaining rows of the tensor, found more")
+            raise ValueError("more rows were requested than the tensor has")
         self._band += bands
         entries = np.empty((bands, *self._index[1:], self._size), dtype)
         self._inner.read_into(entries.reshape(1, -1))
@@ -108,12 +108,12 @@ class BandReader(Rows):
 
 
 def lookup_of(tensor: Tensor, params: PaletteLayout, dtype: str) -> Lookup:
-    """Return the lookup of a checked tensor in ``dtype``; reads the codebook."""
+    """Return the lookup of a checked tensor in ``dtype``; the codebook is read."""
     return Lookup(params, tensor.shape, read_tables(tensor, params, dtype))
 
 
 class PaletteCodec(Codec):
-    """Lookup tables of 2 to 256 entries, per tensor or per group of channels; Core ML's ``constexpr_lut_to_dense``."""
+    """Lookup tables of 2 to 256 entries, per tensor or group of channels; Core ML's ``constexpr_lut_to_dense``."""
 
     id: ClassVar[str] = PaletteLayout.codec
     lossless: ClassVar[bool] = False
@@ -155,9 +155,9 @@ class PaletteCodec(Codec):
         return PaletteReader(tensor, params) if along_rows else BandReader(tensor, params)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return the positions of indices, in runs that fill whole bytes.
+        """Return the positions of runs of indices that fill complete bytes.
 
-        Return None if the tensor has several codebooks, or if vectors do not lie along the last dimension.
+        Return None if the tensor has several codebooks, or if vectors are not along the last dimension.
         """
         params = layout_of(tensor)
         rank = len(tensor.shape)
@@ -177,16 +177,16 @@ class PaletteCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PaletteEncoder:
         """Return the encoder. Options, all with defaults (``spec/palette.md``, "Options"):
 
-        ``bits`` 1, 2, 3, 4, 6 or 8 (4); ``group`` channels that share a codebook, or ``"tensor"`` (``"tensor"``);
-        ``axis`` of the channels (0); ``vector`` values per entry, 1, 2 or 4 (1); ``vector_axis`` (0); ``entries`` auto,
-        f16, bf16, f32 or i8 (auto: f16, or f32 for small values); ``scales`` of i8 entries, auto, f16 or
-        f32 (auto); ``importance``, a weight per column (none).
+        ``bits`` 1, 2, 3, 4, 6 or 8 (4); ``group``, the number of channels that share a codebook, or ``"tensor"``
+        (``"tensor"``); ``axis`` of the channels (0); ``vector`` values per entry, 1, 2 or 4 (1); ``vector_axis`` (0);
+        ``entries`` auto, f16, bf16, f32 or i8 (auto: f16, or f32 for small values); ``scales`` of i8 entries, auto, f16
+        or f32 (auto); ``importance``, a weight per column (none).
         """
         return prepare(shape, dtype, options)
 
 
 def _finish_small(tensor: Tensor) -> None:
-    """Check the digests of the parts that are loaded at once, even if no value was read."""
+    """Check the digests of the parts that are read in full, even if no value was read."""
     for role, part in tensor.parts.items():
         if role != INDICES:
             part.view()

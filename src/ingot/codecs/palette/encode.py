@@ -34,15 +34,15 @@ OPTIONS = ("bits", "group", "axis", "vector", "vector_axis", "entries", "scales"
 ENTRIES = ("f16", "bf16", "f32", "i8")
 _WIDE = ("f32",)
 _option_error = partial(option_error, PaletteLayout.codec)
-_SCRATCH = 8 << 20  # bytes of a histogram, the points in it and the solver's tables
+_SCRATCH = 8 << 20  # bytes of a histogram, its points, and the solver's tables
 
-# Arrays from this size on encode groups on threads. Chunks of a conversion are smaller, and are on threads already.
+# Arrays of at least this size use threads to encode groups. Chunks of a conversion are smaller, and already in threads.
 _LARGE = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the encoder, from options and one tensor's shape."""
+    """The encoder's settings, from options and a tensor's shape."""
 
     params: PaletteLayout
     shape: tuple[int, ...]
@@ -53,28 +53,28 @@ class Settings:
 
     @property
     def grouped(self) -> bool:
-        """Whether there are several codebooks, or vectors; a single histogram cannot fit them."""
+        """Whether there are several codebooks, or vectors, which a single histogram cannot fit."""
         return self.params.codebooks > 1 or self.params.vector_size > 1
 
     @property
     def sliced(self) -> bool:
-        """Whether groups are consecutive rows, so that they can be encoded a few at a time."""
+        """Whether groups are consecutive rows, so that a few groups can be encoded at a time."""
         vectors = self.params.vector_size == 1 or self.params.vector_axis in (0, len(self.shape) - 1)
         return self.params.codebooks > 1 and self.axis == 0 and len(self.shape) > 1 and vectors
 
     @property
     def group_rows(self) -> int:
-        """Rows of the matrix that a group of channels along the first dimension covers."""
+        """The number of matrix rows in a group of channels along the first dimension."""
         channels = self.shape[0] // self.params.groups[0]
         return channels * prod(self.shape[1:-1])
 
 
 class PaletteEncoder(Encoder):
-    """An encoder that chooses codebooks and encodes chunks of rows.
+    """An encoder that chooses codebooks and then encodes chunks of rows.
 
-    A single codebook of single values is fitted in a pass over the tensor (f32 and f64 take two). Several codebooks are
-    chosen chunk by chunk, if groups are consecutive. Groups along other axes, and vectors of an entire tensor, need all
-    rows in one chunk.
+    For a single codebook of single values, fit passes over the tensor choose the entries: one pass, or two for f32 and
+    f64. Several codebooks are chosen chunk by chunk if groups are consecutive rows. Groups along other axes, and
+    vectors of an entire tensor, need all rows in one chunk.
     """
 
     codec = PaletteLayout.codec
@@ -90,7 +90,7 @@ class PaletteEncoder(Encoder):
         self.parts: tuple[PartSpec, ...] = params.part_specs(shape)
         self.fit_passes = 0 if settings.grouped else 2 if params.dtype in ("f32", "f64") else 1
         self.single_chunk = settings.grouped and not settings.sliced
-        # Points as f32, temporarily twice; and, if their sums are exact, the same in cells.
+        # Points in f32, temporarily twice; if their sums are exact, also in cells.
         narrow = params.dtype in ("f16", "bf16")
         self._scratch_per_element = 0 if params.vector_size == 1 else 14 if narrow else 8
         self.step = chunk_step(settings.group_rows if settings.sliced else 1, self._cols, params)
@@ -108,7 +108,7 @@ class PaletteEncoder(Encoder):
         return self._settings.reach
 
     def fit_pass(self, rows: Array) -> None:
-        """Process the next rows: the tensor's range in the first pass of f32 and f64, then a histogram of the values.
+        """Process the next rows: for f32 and f64, the first pass finds their range; the last pass fills a histogram.
 
         Raises ``CodecError``: ``palette.non-finite``, ``palette.entry-overflow``.
         """
@@ -141,10 +141,10 @@ class PaletteEncoder(Encoder):
         return parts if scales is None else {**parts, SCALES: scales if not start else scales[:0]}
 
     def encode_selected(self, values: Array, counts: Sequence[int]) -> dict[str, Array]:
-        """Return the parts of selected values: flat ``values`` in row-major order, ``counts[g]`` values in group g.
+        """Return the parts for selected values: flat ``values`` in row-major order, ``counts[g]`` of them in group g.
 
-        The encoder must have vectors of length 1 and groups along the first dimension. Part ``indices`` has one index
-        per value.
+        The encoder must have vectors of length 1 and groups along the first dimension. The part ``indices`` then has
+        one index per value.
         """
         codes = np.empty(values.size, np.uint8)
         books: list[tuple[Array, Array | None]] = []
@@ -195,12 +195,12 @@ class PaletteEncoder(Encoder):
         if not self._settings.sliced:
             return self._settings.shape if self._settings.grouped else (rows, self._cols)
         dims = self._settings.shape[1:]
-        if not prod(dims[:-1]):  # no rows, but channels, which have codebooks
+        if not prod(dims[:-1]):  # no rows, but channels with codebooks
             return self._settings.shape
         return (rows // prod(dims[:-1]), *dims)
 
     def _encode_groups(self, rows: Array, start: int) -> dict[str, Array]:
-        """Choose and apply the codebooks of full groups."""
+        """Choose the codebooks of full groups, and encode with them."""
         settings = self._settings
         shape = self._chunk_shape(len(rows))
         params = _of_chunk(settings, shape)
@@ -238,7 +238,7 @@ class PaletteEncoder(Encoder):
         params = self._settings.params
         amax = fit.require_finite(points, start, self._cols)
         if params.vector_size > 1:
-            # Scaled near 1, so that squares stay in the range of f32; a power of two changes no bit of the result.
+            # scaled near 1, so that squares stay in the range of f32; a power of two changes no bit of the result
             exponent = frexp(amax)[1]
             points = _times_power(points, -exponent)
             cloud = fit.Cloud(points, workers, digits=fit.digits_of(points, params.dtype, exponent))
@@ -298,7 +298,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
 
 
 def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
-    """Return the layout of a chunk of ``shape``, seen as a tensor with only the groups of the chunk."""
+    """Return the layout of a chunk with ``shape``, as of a tensor that has only the chunk's groups."""
     params = settings.params
     if not settings.sliced:
         return params if settings.grouped else replace(params, groups=(1,) * len(shape), vector_axis=0)
@@ -307,7 +307,7 @@ def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
 
 
 def _points(values: Array, params: PaletteLayout) -> Array:
-    """Return values as points [indices' shape, vector size]: vectors as new f32 arrays, single values unchanged."""
+    """Return values as points [shape of indices, vector size]: vectors as new f32 arrays, single values unchanged."""
     size = params.vector_size
     axis = params.vector_axis
     if size == 1:
@@ -316,15 +316,13 @@ def _points(values: Array, params: PaletteLayout) -> Array:
     split = values.reshape(*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :])
     moved = np.moveaxis(split, axis + 1, -1)
     points = np.empty(moved.shape, moved.dtype)
-    for index in range(size):  # several times faster than copying all at once
+    for index in range(size):  # several times faster than one copy of everything
         points[..., index] = moved[..., index]
     return cast(points, "f32")
 
 
 def _times_power(points: Array, exponent: int) -> Array:
-    """Multiply ``points`` in place by ``2**exponent``, in two steps if f32 cannot hold the factor; return
-    ``points``.
-    """
+    """Multiply ``points`` in place by ``2**exponent``, in two steps if f32 cannot represent the factor; return them."""
     points *= np.float32(2.0 ** min(exponent, 127))
     if exponent > 127:
         points *= np.float32(2.0 ** (exponent - 127))
@@ -347,8 +345,9 @@ def _axis(options: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> int:
 
 
 def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
-    """Return the smallest number of codebooks for ``length`` indices of ``size`` channels, if each serves at most
-    option ``group`` channels.
+    """Return the smallest number of codebooks for ``length`` indices, which contain ``size`` channels each.
+
+    A codebook may have at most as many channels as the option ``group`` states.
     """
     group = options.get("group", "tensor")
     if group == "tensor" or not length:
@@ -359,7 +358,7 @@ def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
 
 
 def codebooks_for(length: int, max_span: int) -> int:
-    """Return the smallest number of codebooks that share ``length`` channels equally, at most ``max_span`` each."""
+    """Return the smallest number of codebooks that divide ``length`` channels equally, at most ``max_span`` each."""
     span = max(1, min(max_span, length))
     while length % span:
         span -= 1

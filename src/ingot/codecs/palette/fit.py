@@ -15,7 +15,7 @@ from ingot.model.tensor import Array
 
 BINS = 1 << 16
 SEED = 20260522
-# Points that k-means++ chooses from, and of the first Lloyd's steps.
+# Number of points from which k-means++ chooses, and on which the first Lloyd's steps run.
 SAMPLE = 1 << 16
 # Points per call: fixed, so that sums are added in the same order for any number of threads.
 BLOCK = 1 << 16
@@ -30,7 +30,7 @@ def require_finite(values: Array, start: int, cols: int) -> float:
     """Return the largest magnitude of ``values`` (any shape, C order); raise ``palette.non-finite`` for NaN or
     infinity.
 
-    ``start`` is the number of rows of ``cols`` columns before these, for the message.
+    For the message, ``start`` is the number of earlier rows of ``cols`` columns.
     """
     if not values.size:
         return 0.0
@@ -41,7 +41,7 @@ def require_finite(values: Array, start: int, cols: int) -> float:
 
 
 def non_finite(values: Array, bad: int, start: int, cols: int) -> CodecError:
-    """Return the error ``palette.non-finite`` for the value of ``values`` at flat index ``bad``."""
+    """Return the error ``palette.non-finite`` for the value at flat index ``bad``."""
     row, column = divmod(bad, max(cols, 1))
     value = float(values.reshape(-1)[bad])
     return CodecError(
@@ -54,8 +54,8 @@ class Histogram:
     """Weighted values in 65536 bins: the input of exact k-means.
 
     Each f16 or bf16 value has its own bin. Values of f32 and f64 share a bin if they round to the same f16 after
-    scaling by ``2**exponent``. Each bin stores the sum of its values. So clusters can end only between bins, but
-    centroids are exact means of the values.
+    scaling by ``2**exponent``. Each bin stores the sum of its values, so clusters consist of full bins, but centroids
+    are exact means of values.
     """
 
     def __init__(self, dtype: str, amax: float = 0.0) -> None:
@@ -67,16 +67,16 @@ class Histogram:
         self.reset(amax)
 
     def reset(self, amax: float = 0.0) -> None:
-        """Clear the histogram, for values of at most ``amax``, without a new allocation."""
+        """Clear the histogram for values of at most ``amax``, without a new allocation."""
         self._weights.fill(0)
         if self._sums is not None:
             self._sums.fill(0)
             self._exponent = 15 - frexp(amax)[1] if amax else 0  # scales the largest value to between 2^14 and 2^15
 
     def add(self, values: Array, importance: Array | None = None) -> int:
-        """Add values; return the index of the first that is not finite, or their number.
+        """Add values; return the index of the first NaN or infinity, or the number of values.
 
-        ``importance`` is one f64 per column, if ``values`` are rows of columns.
+        ``importance`` has one f64 per column; ``values`` are then rows of columns.
         """
         cols = importance.size if importance is not None else values.size
         if not values.size:
@@ -86,7 +86,7 @@ class Histogram:
         )
 
     def centroids(self, count: int) -> Array:
-        """Return ``count`` f64 centroids of least squared error, ascending; the last is repeated if values are few."""
+        """Return ``count`` ascending f64 centroids of least squared error; the last is repeated if values are few."""
         values_of_code = np.zeros(count)
         filled = native.kernels.palette_solve(self._weights, self._sums, self._dtype, values_of_code)
         values_of_code[filled:] = values_of_code[filled - 1] if filled else 0.0
@@ -99,20 +99,20 @@ def entries_of(centroids: Array, entries: str, scale_dtype: str) -> tuple[Array,
     Returns
     -------
     codebook : of type ``entries``, an element for each centroid
-    scales : one element of ``scale_dtype``, or None if entries are floats
+    scales : one element of ``scale_dtype``, or None for float entries
     values : f32, the decoded entries
 
     Raises
     ------
     CodecError
-        ``palette.entry-overflow``: ``entries`` (or the scale's type) cannot hold a value.
+        ``palette.entry-overflow``: a value exceeds the range of ``entries`` or of the scale's type.
     """
     if entries != "i8":
         codebook = cast(centroids.astype(np.float64), entries)
         values = codebook.astype(np.float32)
         if not np.isfinite(values).all():
             raise CodecError(
-                "palette.entry-overflow", f"{entries} cannot hold a codebook entry; use entries=bf16 or entries=f32"
+                "palette.entry-overflow", f"{entries} cannot store a codebook entry; use entries=bf16 or entries=f32"
             )
         return codebook, None, values
     amax = float(np.abs(centroids).max()) if centroids.size else 0.0
@@ -120,13 +120,13 @@ def entries_of(centroids: Array, entries: str, scale_dtype: str) -> tuple[Array,
     if amax and not scale[0]:
         scale = np.nextafter(scale, np.ones_like(scale))
     if not np.isfinite(scale[0]):
-        raise CodecError("palette.entry-overflow", f"{scale_dtype} cannot hold a codebook scale; use scales=f32")
+        raise CodecError("palette.entry-overflow", f"{scale_dtype} cannot represent a codebook scale; use scales=f32")
     codebook = np.clip(np.rint(centroids / float(scale[0])), -127, 127).astype(np.int8)
     return codebook, scale, codebook.astype(np.float32) * scale.astype(np.float32)
 
 
 def assign(values: Array, entries: Array) -> Array:
-    """Return the index of the nearest of ascending f32 ``entries`` for every value; ties go to the lower: u8, flat."""
+    """Return the index of the nearest of ascending f32 ``entries`` for each value, u8, flat; ties go to the lower."""
     wide = entries.astype(np.float64)
     codes = np.empty(values.size, np.uint8)
     native.kernels.palette_assign(as_bits(values).reshape(-1), float_name(values), (wide[:-1] + wide[1:]) / 2, codes)
@@ -134,17 +134,17 @@ def assign(values: Array, entries: Array) -> Array:
 
 
 class Cloud:
-    """Points to cluster, with bounds from earlier centroids, so that ``palette_nearest`` skips impossible ones.
+    """Points to cluster, with bounds from earlier centroids by which ``palette_nearest`` skips impossible ones.
 
     Parameters
     ----------
     points : f32, [n, 2] or [n, 4], finite
     workers : int, optional
-        Threads; no result depends on them.
+        The number of threads; it does not affect results.
     digits : int
-        All points are below 1 and multiples of ``2**-digits``. This decides whether f64 sums are exact in any order. If
-        the sums of a block are exact, a point that changes its code moves from one sum to another, and the other points
-        are not added again. If the sums of all points are exact, Lloyd's steps process most cells of points as a whole.
+        All points are below 1 and multiples of ``2**-digits``, which decides whether f64 sums are exact in any order.
+        If sums of a block are exact, a point with a new code moves from one sum to another, and other points are not
+        added again. If sums of all points are exact, Lloyd's steps process most cells at once.
     """
 
     def __init__(self, points: Array, workers: int | None = 1, *, digits: int = UNKNOWN) -> None:
@@ -159,7 +159,7 @@ class Cloud:
         self._searcher: cells.Cells | near.Near | None = None
 
     def assign(self, centroids: Array) -> Array:
-        """Return the index of each point's nearest centroid, u8; ties go to the first."""
+        """Return the index of each point's nearest centroid, u8; ties go to the first centroid."""
         if self._searcher:
             self._searcher.nearest(centroids)
             return self._searcher.codes()
@@ -170,7 +170,7 @@ class Cloud:
         """Assign each point to its nearest centroid; return the squared error, and sums and counts of points per
         centroid.
 
-        Ties go to the first centroid. Blocks are added up in order, whatever thread processed them.
+        Ties go to the first centroid. Sums of blocks are added in order, whatever thread computed them.
         """
         count, size = centroids.shape
         blocks = max(1, -(-len(self._points) // BLOCK))
@@ -199,7 +199,7 @@ class Cloud:
         return float(np.cumsum(errors)[-1]), sums.sum(axis=0).reshape(count, size), counts.sum(axis=0)
 
     def centroids(self, count: int) -> Array:
-        """Return up to 256 centroids by k-means++ with a fixed seed and Lloyd's steps: f32, [count, size]."""
+        """Return up to 256 centroids, f32 [count, size], by k-means++ with a fixed seed and Lloyd's steps."""
         if not len(self._points):
             return np.zeros((count, self._points.shape[1]), np.float32)
         step = -(-len(self._points) // SAMPLE)
@@ -209,7 +209,7 @@ class Cloud:
         return self._lloyd(sample.centroids(count), ROUNDS_ALL)
 
     def _lloyd(self, centroids: Array, rounds: int) -> Array:
-        """Return the centroids after Lloyd's steps; a centroid without points does not move."""
+        """Return the centroids after Lloyd's steps; a centroid without points stays where it is."""
         if len(self._points) >= cells.MIN_POINTS and len(self._points) << self._digits <= _EXACT:
             if self._points.shape[1] == 4 and len(centroids) > near.MIN_CENTROIDS:
                 self._searcher = near.Near(self._points, self._workers)
@@ -225,7 +225,7 @@ class Cloud:
 
 
 class _ExactStep:
-    """A step of Lloyd's algorithm: returns whether another step is worthwhile, and the new centroids."""
+    """A step of Lloyd's algorithm, which returns whether to continue, and the new centroids."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
@@ -240,9 +240,9 @@ class _ExactStep:
 
 
 class _BoundedStep:
-    """A step with a search that returns bounds of the error.
+    """A step of Lloyd's algorithm with a search that returns bounds of the error.
 
-    If the bounds do not decide whether another step is worthwhile, all points are searched.
+    If the bounds do not decide whether to continue, all points are searched.
     """
 
     def __init__(self, cloud: Cloud, searcher: cells.Cells | near.Near) -> None:
@@ -267,7 +267,7 @@ class _BoundedStep:
 def digits_of(points: Array, dtype: str, exponent: int) -> int:
     """Return ``digits``: all ``points``, values of ``dtype`` over ``2**exponent``, are multiples of ``2**-digits``.
 
-    Numbers of f16 are multiples of 2^-24; numbers of bf16 are multiples of their magnitude, rounded down to a power of
+    Values of f16 are multiples of 2^-24. Values of bf16 are multiples of their magnitude, rounded down to a power of
     two, over 2^7. For other types the result is ``UNKNOWN``.
     """
     if dtype == "f16":
@@ -275,19 +275,19 @@ def digits_of(points: Array, dtype: str, exponent: int) -> int:
     if dtype != "bf16":
         return UNKNOWN
     magnitude = points.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    magnitude -= np.uint32(1)  # zeros wrap around, because they are multiples of everything
+    magnitude -= np.uint32(1)  # zeros wrap around; they are multiples of everything
     smallest = int(magnitude.min(initial=0xFFFFFFFF)) + 1
     return UNKNOWN if smallest < 0x800000 else max(127 + 7 - min(smallest >> 23, 134), 0)
 
 
 def _moved(before: Array, after: Array) -> float:
-    """Return an upper bound of the distance that any centroid moved."""
+    """Return an upper bound of the distance by which any centroid moved."""
     away = after.astype(np.float64) - before
     return float(np.sqrt((away * away).sum(axis=1).max()) * (1 + 1e-6))
 
 
 def _spread_out(points: Array, count: int) -> Array:
-    """Return centroids of k-means++ (Arthur, Vassilvitskii 2007): each is a point drawn by its squared distance."""
+    """Return centroids of k-means++ (Arthur, Vassilvitskii 2007): points drawn by their squared distance."""
     random = np.random.default_rng(SEED)
     chosen = np.zeros(count, np.uint64)
     chosen[0] = random.integers(len(points))

@@ -1,4 +1,4 @@
-"""Products with palettes that stay packed (``spec/palette.md``, "Multiplying")."""
+"""Products with packed palettes (``spec/palette.md``, "Multiplying")."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FLOATS = ("f32", "f16", "bf16")
 
 
 class PaletteMatrix(TileMatrix):
-    """A matrix that is stored as indices, with codebooks in ``scales``; ``params`` is a ``PaletteLayout``."""
+    """A matrix of indices, with codebooks in ``scales``; ``params`` is a ``PaletteLayout``."""
 
     params: PaletteLayout
 
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> PaletteMatrix:
-        """Return the matrix of a 2-d tensor, over its parts without a copy.
+        """Return the matrix of a 2-d tensor without copying its parts.
 
         Raises
         ------
@@ -74,9 +74,9 @@ class PaletteMatrix(TileMatrix):
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Return whether ``PaletteMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
+    """Return whether ``PaletteMatrix.from_tensor`` supports a tensor, according to its attributes.
 
-    Return False if ``direct`` is set, because a product with one row is not faster than with the decoded matrix.
+    If ``direct`` is set, return False, because a product with one row is not faster than with the decoded matrix.
     """
     if direct or tensor.codec != PaletteLayout.codec:
         return False

@@ -1,4 +1,4 @@
-"""Lloyd's steps on points with a bound of their distance to other centroids (``spec/palette.md``, "Vectors")."""
+"""Lloyd's steps on points with a bound of the distance to other centroids (``spec/palette.md``, "Vectors")."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ingot.core.runtime import native
 from ingot.core.runtime.parallel import default_workers, for_ranges
 from ingot.model.tensor import Array
 
-MIN_CENTROIDS = 64  # above this many centroids of vectors of 4, this search is faster than cells
+MIN_CENTROIDS = 64  # with more centroids of vectors of 4, this search is faster than cells
 
 
 class Near:
-    """Points with each point's code and slack to the second nearest centroid, and exact sums of points.
+    """Points with codes, their slack to the second-nearest centroid, and exact sums of points.
 
     Parameters
     ----------
-    points : f32, [n, 2] or [n, 4], below 1; f64 sums of any of them are exact in any order
+    points : f32, [n, 2] or [n, 4], below 1; their f64 sums must be exact in any order
     workers : int, optional
-        Threads; no result depends on them.
+        The number of threads; it does not affect results.
     """
 
     def __init__(self, points: Array, workers: int | None = 1) -> None:
@@ -70,5 +70,5 @@ class Near:
         return low, high, after
 
     def codes(self) -> Array:
-        """Return the codes of the last call of ``nearest``."""
+        """Return the codes of the latest call of ``nearest``."""
         return self._codes

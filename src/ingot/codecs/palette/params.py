@@ -21,14 +21,14 @@ from ingot.model.tensor import Array, Tensor
 
 
 def run_length(layout: PaletteLayout, shape: tuple[int, ...]) -> int:
-    """Return the number of consecutive indices that share a codebook, at least 1."""
+    """Return the number of consecutive indices with the same codebook, at least 1."""
     index = layout.index_shape(shape)
     last = max((axis for axis, count in enumerate(layout.groups) if count > 1), default=None)
     return max(1, prod(index) if last is None else index[last] // layout.groups[last] * prod(index[last + 1 :]))
 
 
 def run_ids(layout: PaletteLayout, shape: tuple[int, ...], first: int, stop: int) -> Array | None:
-    """Return the codebook indices of runs ``first`` to ``stop`` as u32; None if there is only one codebook."""
+    """Return the codebook of each run from ``first`` to ``stop``, u32; None if there is only one codebook."""
     if layout.codebooks == 1:
         return None
     index = layout.index_shape(shape)
@@ -45,7 +45,7 @@ def run_ids(layout: PaletteLayout, shape: tuple[int, ...], first: int, stop: int
 
 
 def layout_of(tensor: Tensor) -> PaletteLayout:
-    """Return a tensor's layout, after checking it and the types and sizes of its parts; reads no part's bytes.
+    """Check a tensor's layout, and the types and sizes of its parts; return the layout. Reads no part's bytes.
 
     Raises
     ------
@@ -71,15 +71,15 @@ def layout_of(tensor: Tensor) -> PaletteLayout:
 
 
 def check_codebook(tensor: Tensor, layout: PaletteLayout) -> None:
-    """Check the types and sizes of codebook and scales: rules ``palette.dtype``, ``palette.size``."""
+    """Check the types and sizes of codebook and scales; raise ``palette.dtype`` or ``palette.size``."""
     check_part(tensor, CODEBOOK, ENTRY_DTYPES, prod(layout.codebook_shape()))
     if SCALES in tensor.parts:
         check_part(tensor, SCALES, SCALE_DTYPES, layout.codebooks)
 
 
 def check_part(tensor: Tensor, role: str, dtypes: tuple[str, ...], count: int) -> None:
-    """Raise ``CodecError`` unless a part has ``count`` elements of one of ``dtypes``: ``palette.dtype``,
-    ``palette.size``.
+    """Raise ``CodecError`` ``palette.dtype`` or ``palette.size`` unless a part has ``count`` elements of one of
+    ``dtypes``.
     """
     part = tensor.parts[role]
     location = f"{tensor.name}.{role}"

@@ -1,4 +1,4 @@
-"""Lookups in codebooks, shared by decoder and encoder (``spec/palette.md``)."""
+"""Lookups in codebooks, for decoders and encoders (``spec/palette.md``)."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from ingot.model.layouts.palette import CODEBOOK, SCALES, PaletteLayout
 from ingot.model.part import Part, PartReader
 from ingot.model.tensor import Array, Tensor
 
-# Indices per call: enough to make a call's cost vanish, few enough to spread over threads.
+# Indices per call: enough that the call's cost is negligible, few enough to use all threads.
 STEP = 1 << 20
 
 
 def entry_values(codebook: Array, scales: Array | None) -> Array:
-    """Return the decoded entries in f32: ``scale * entry``, rounded once. Shape [codebooks, entries, values].
+    """Return the decoded entries ``scale * entry`` in f32, rounded once: [codebooks, entries, values].
 
-    Raises ``CodecError`` ``palette.scale`` for a scale that is not finite, ``palette.overflow`` for a product past f32.
+    Raises ``CodecError`` ``palette.scale`` if a scale is not finite, ``palette.overflow`` if a product exceeds f32.
     """
     with np.errstate(invalid="ignore"):  # arm64 raises the flag for signalling NaNs
         wide, factors = codebook.astype(np.float32), None if scales is None else scales.astype(np.float32)
     if factors is None:
         return wide
     if not np.isfinite(factors).all():
-        raise CodecError("palette.scale", "expected finite codebook scales, found one that is not")
+        raise CodecError("palette.scale", "expected finite codebook scales, found NaN or infinity")
     with np.errstate(over="ignore"):
         values = wide * factors.reshape(-1, 1, 1)
     if not np.isfinite(values[np.isfinite(wide)]).all():
-        raise CodecError("palette.overflow", "expected products of scale and entry that f32 can hold")
+        raise CodecError("palette.overflow", "expected products of scale and entry in the range of f32")
     return values
 
 
 def tables(values: Array, dtype: str) -> Array:
-    """Return entry values rounded to ``dtype`` (f32, f16, bf16, f64).
+    """Return entry values rounded to ``dtype``: f32, f16, bf16 or f64.
 
-    Raises ``CodecError`` ``palette.overflow`` if a finite entry is past the range of ``dtype``.
+    Raises ``CodecError`` ``palette.overflow`` if a finite entry exceeds the range of ``dtype``.
     """
     if dtype in ("f32", "f64"):
         return values.astype(numpy_dtype(dtype))
     entries = cast(values, dtype)
     if (np.isinf(entries.astype(np.float32)) & np.isfinite(values)).any():
         raise CodecError(
-            "palette.overflow", f"expected entries that {dtype} can hold, found a larger one; decode to f32 or bf16"
+            "palette.overflow", f"expected entries in the range of {dtype}, found a larger one; decode to f32 or bf16"
         )
     return entries
 
 
 def read_tables(tensor: Tensor, params: PaletteLayout, dtype: str) -> Array:
-    """Return the entry values of a checked tensor in ``dtype``; reads codebook and scales."""
+    """Return the entry values of a checked tensor in ``dtype``; codebook and scales are read."""
     codebook = tensor.parts[CODEBOOK].array().reshape(params.codebook_shape())
     scales = tensor.parts[SCALES].array() if SCALES in tensor.parts else None
     try:
@@ -69,7 +69,7 @@ class Lookup:
     Parameters
     ----------
     params : PaletteLayout
-    shape : of the tensor
+    shape : shape of the tensor
     table : [codebooks, entries, values per entry], of the output's type
     """
 
@@ -80,7 +80,7 @@ class Lookup:
         self.dtype = table.dtype
         words = np.ascontiguousarray(table).reshape(params.codebooks, -1)
         width = params.vector_size * table.dtype.itemsize
-        self._split = 1  # vectors of 4 f64 are too wide for the kernel and are looked up as pairs
+        self._split = 1  # vectors of 4 f64 are too wide for the kernel, so they are looked up as pairs
         if width <= 8:
             self._words: Array = words.view(f"u{width}")
         elif width == 16:
@@ -90,9 +90,9 @@ class Lookup:
             self._split = 2
 
     def __call__(self, packed: Array, first: int, out: Array) -> None:
-        """Fill ``out`` ([n * values per entry], flat, C order) with the entries of n indices from index ``first`` on.
+        """Fill the flat ``out`` [n * values per entry] with the entries of n indices from index ``first`` on.
 
-        ``packed`` is the bit stream of these indices, and the first of them begins at a byte.
+        ``packed`` is the bit stream of these indices, beginning at a byte.
         """
         if not out.size:
             return
@@ -113,7 +113,7 @@ class Lookup:
         out.view(np.uint64)[...] = halves.reshape(-1)
 
     def all(self, packed: Array, out: Array, workers: int | None = 1) -> None:
-        """Fill ``out`` (flat) from a full stream, by several threads."""
+        """Fill the flat ``out`` from a complete stream, with several threads."""
         size, bits = self._params.vector_size, self._params.bits
         count = out.size // size
         step = STEP // 8 * 8
@@ -125,7 +125,7 @@ class Lookup:
 
 
 class HighFirst(PartReader):
-    """A reader of bytes with two codes each, which swaps the codes: the first code moves to the low bits."""
+    """A reader of bytes with two codes that moves the first code to the low bits."""
 
     def readinto(self, out: memoryview) -> None:
         super().readinto(out)
@@ -134,10 +134,10 @@ class HighFirst(PartReader):
 
 
 class BitReader:
-    """A sequential reader of a part that is one stream of codes of ``bits`` bits each.
+    """A sequential reader of a part that is one stream of codes of ``bits`` bits.
 
-    If ``high_first``, codes have 4 bits, the first code of a byte is in its high bits, and bits after the last code are
-    not checked.
+    If ``high_first`` is set, codes have 4 bits, the first code of a byte is in its high bits, and unused bits after the
+    last code are not checked.
     """
 
     def __init__(self, part: Part, bits: int, rule: str, location: str, *, high_first: bool = False) -> None:
@@ -146,12 +146,12 @@ class BitReader:
         self._location = location
         self._high = high_first
         self._reader = HighFirst(part) if high_first else part.reader()
-        # the next code begins at this bit of the byte that was read last, if it is not 0
+        # if not 0, the next code begins at this bit of the last byte that was read
         self._bit = 0
         self._last = 0
 
     def next(self, count: int) -> Array:
-        """Return the next ``count`` codes as a stream that begins at a byte, padded with zero bits."""
+        """Return the next ``count`` codes as a stream that begins at a byte, padded with zeros."""
         carry = self._bit > 0
         end = self._bit + count * self._bits
         packed = np.empty(-(-end // 8), np.uint8)
@@ -172,26 +172,26 @@ class BitReader:
         self._bit, self._last = skip_bits(self._reader, self._bit, self._last, count * self._bits)
 
     def finish(self) -> None:
-        """Check the bits after the last code, and the digest, after all codes were read or skipped."""
+        """Check the bits after the last code, and the digest; called after all codes were read or skipped."""
         if self._bit and not self._high:
             require_padding(self._last, self._bit, self._rule, self._location)
         self._reader.finish()
 
 
 def require_padding(last: int, used: int, rule: str, location: str) -> None:
-    """Raise ``CodecError`` with ``rule`` if the last byte has bits after the first ``used`` ones."""
+    """Raise ``CodecError`` with ``rule`` if a bit after the first ``used`` bits of the last byte is set."""
     if last >> used:
         raise CodecError(rule, "expected zero bits after the last code, found others", where=location)
 
 
 def chunk_step(rows: int, cols: int, params: PaletteLayout) -> int:
-    """Return the row alignment of chunks: a multiple of ``rows`` at which the packed indices begin at a byte."""
+    """Return the multiple of ``rows`` at which chunks may begin, because packed indices begin at a byte."""
     unit = 8 * params.vector_size
     return lcm(max(rows, 1), unit // gcd(unit, max(cols, 1) * params.bits))
 
 
 def expand_vectors(entries: Array, axis: int) -> Array:
-    """Return values from entries [indices' shape, values]: dimension ``axis`` grows by the length of a vector."""
+    """Return values from entries [shape of indices, values]; dimension ``axis`` grows by the length of a vector."""
     moved = np.ascontiguousarray(np.moveaxis(entries, -1, axis + 1))
     shape = moved.shape
     return moved.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])

@@ -1,1 +1,1 @@
-"""Codecs whose values are entries of one table, times a scale for each group."""
+"""Codecs whose values are entries of a table times the scale of a group."""

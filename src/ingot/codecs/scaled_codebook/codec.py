@@ -79,7 +79,7 @@ class ScaledCodebookCodec(Codec):
             except CodecError as error:
                 raise error.add_location(tensor.name) from None
 
-        unit = 8 // gcd(8, cols * layout.bits)  # rows that begin at a byte
+        unit = 8 // gcd(8, cols * layout.bits)  # rows begin at bytes
         for_ranges(rows, max(1, _STEP // cols // unit) * unit, run)
         return out
 
@@ -88,9 +88,9 @@ class ScaledCodebookCodec(Codec):
         return TransposedReader(tensor, layout) if layout.transposed else ScaledReader(tensor, layout)
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return the positions of rows: the bytes that the indices and scales of a row take, or of all rows of a block.
+        """Return the positions of rows: the bytes of indices and scales for a row, or for the rows of a block.
 
-        Return None if rows do not fill whole bytes, or if the rows of a block do not divide the rows of a matrix.
+        Return None if rows do not fill complete bytes, or if the rows of a block do not divide the rows of a matrix.
         """
         layout = _checked(tensor)
         cols = tensor.matrix_shape[1]
@@ -108,7 +108,7 @@ class ScaledCodebookCodec(Codec):
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
         """Return the bytes of indices and scales for ``count`` columns of a row.
 
-        Return None if columns would begin within a byte, a group or a block; see ``Decoder.columns``.
+        Return None if the columns would begin within a byte, a group or a block; see ``Decoder.columns``.
         """
         layout = _checked(tensor)
         cols = tensor.matrix_shape[1]
@@ -121,10 +121,10 @@ class ScaledCodebookCodec(Codec):
         return {**dict.fromkeys(tensor.parts, 0), INDICES: count * layout.bits // 8, SCALES: scales}
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the same indices and scales in another layout of the family, or in ggml's blocks.
+        """Return the repacking of indices and scales into another layout of the family, or into ggml's blocks.
 
-        See ``spec/scaled_codebook.md``, "Repacking". Reads tables, scales and the second scale, and checks their
-        digests, if the decision whether values stay equal depends on them.
+        See ``spec/scaled_codebook.md``, "Repacking". If exactness depends on tables and scales, they are read and their
+        digests checked.
         """
         stored = _checked(tensor)
         if isinstance(layout, GgmlBlocksLayout):
@@ -137,11 +137,12 @@ class ScaledCodebookCodec(Codec):
         """Return the encoder. Options, all with defaults:
 
         ``table`` nf4, fp4 or iq4_nl, or a type of small numbers: f4_e2m1fn, f6_e2m3fn, f6_e3m2fn, f8_e4m3fn, f8_e5m2,
-        i8 (nf4); ``group`` columns that share a scale, a divisor of a row's, ``"row"``, ``"tensor"`` or [rows, columns]
-        of blocks (64); ``flat`` groups of elements regardless of rows (false); ``scales`` f32, f16, bf16, f8_e8m0fnu,
-        f8_e4m3fn or f8_e5m2 (f32); ``second`` multiply or divide: another scale for the tensor (none); ``amax``
-        the largest magnitude of all matrices that share the second scale (the tensor's own); ``order`` low_first or
-        high_first (low_first); ``transposed``: the last two dimensions are stored in the opposite order (false).
+        i8 (nf4); ``group``, the columns that share a scale (a divisor of the row length), ``"row"``, ``"tensor"`` or
+        [rows, columns] of blocks (64); ``flat``: groups of elements across rows (false); ``scales`` f32, f16, bf16,
+        f8_e8m0fnu, f8_e4m3fn or f8_e5m2 (f32); ``second`` multiply or divide: a second scale for the tensor (none);
+        ``amax``, the largest magnitude of all matrices that share the second scale (default: the tensor's); ``order``
+        low_first or high_first (low_first); ``transposed``: the last two dimensions are stored in reverse order
+        (false).
         """
         source = source_dtype(ID, dtype, DTYPES_OF_VALUES)
         name, layout = layout_of(shape, source, options)

@@ -38,7 +38,7 @@ _SCRATCH = 1 << 16  # elements that stay in cache
 
 
 class Window(Protocol):
-    """A reader of ranges of a part's elements; a later range does not begin before an earlier one."""
+    """A reader of ranges of a part's elements; the starts of ranges must ascend."""
 
     def take(self, first: int, last: int) -> Array:
         """Return elements ``first`` to ``last``."""
@@ -47,7 +47,7 @@ class Window(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrayWindow:
-    """A window on an array that holds all elements."""
+    """A window over an array of all elements."""
 
     array: Array
 
@@ -56,9 +56,9 @@ class ArrayWindow:
 
 
 class ReaderWindow:
-    """A window on a part that is read in order.
+    """A window over a part that is read in order.
 
-    It buffers the elements of the last range, because the next one may overlap it.
+    It buffers the previous range, because the next one may overlap it.
     """
 
     def __init__(self, part: Part) -> None:
@@ -85,17 +85,17 @@ class ReaderWindow:
 
 
 class Scales:
-    """Scales in f32, multiplied by the second scale; scales of one byte stay bytes, with a table of their values.
+    """Scales in f32, multiplied by the second scale; scales of one byte stay bytes, and a table has their values.
 
     Parameters
     ----------
     layout : ScaledCodebookLayout
     stored : Window
-        Elements of the part ``scales``.
+        Elements of the part ``scales``, in order.
     nested : (array, Window) or None
-        ``scale_codebook`` and ``scale_scales``.
+        ``scale_codebook``, and the elements of ``scale_scales``; None if scales are not quantized.
     second : float or None
-        The part ``second_scale``.
+        The number in the part ``second_scale``, or None.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Scales:
             self.table = self._with_second(numbers(layout.scales))
 
     def take(self, first: int, last: int) -> Array:
-        """Return scales ``first`` to ``last``: f32, or u8 if there is a ``table``."""
+        """Return scales ``first`` to ``last``: f32, or u8 indices into ``table``."""
         stored = self._stored.take(first, last)
         nested = self._layout.nested
         if self.table is not None:
@@ -129,10 +129,10 @@ class Scales:
             return self._with_second(table[stored] * outer[outer_index] + np.float32(nested.offset))
 
     def magnitude(self, scales: Array) -> float:
-        """Return a bound of the magnitude of scales that ``take`` returned; NaN if a scale is not finite."""
+        """Return an upper bound of the magnitude of scales from ``take``; NaN if a scale is not finite."""
         if self.table is None:
             return float(np.abs(scales).max(initial=0))
-        if self._layout.scales == "f8_e8m0fnu":  # the only type near the end of f32's range; values rise with codes
+        if self._layout.scales == "f8_e8m0fnu":  # reaches the end of f32's range; values ascend with codes
             return float(np.abs(self.table[int(scales.max(initial=0))]))
         return float(np.nanmax(np.abs(self.table), where=np.isfinite(self.table), initial=0))
 
@@ -151,9 +151,9 @@ class Decoder:
     ----------
     layout : ScaledCodebookLayout
     shape : tuple of int
-        Shape in the stored order.
+        The shape in stored order.
     table : array or None
-        The codebook, f32; None if the layout names the values.
+        The codebook in f32; None if the layout names the values.
     scales : Scales
     """
 
@@ -168,10 +168,10 @@ class Decoder:
         self._max_magnitude = float(np.abs(self._table[np.isfinite(self._table)]).max(initial=0))
 
     def decode(self, packed: Array, start: int, out: Array, order: str) -> None:
-        """Decode the rows from ``start`` on into ``out`` ([rows, cols], C order, f32, f16 or bf16), rounded once.
+        """Decode the rows from ``start`` on into ``out`` [rows, cols], C order, f32, f16 or bf16, rounded once.
 
-        ``packed`` is their part of the stream, which begins at a byte. Raises ``CodecError``
-        ``scaled_codebook.overflow``: finite numbers give a value past the range of ``out.dtype``.
+        ``packed`` is the part of the stream for these rows, beginning at a byte. Raises ``CodecError``
+        ``scaled_codebook.overflow`` if finite numbers give a value beyond the range of ``out.dtype``.
         """
         if not out.size:
             return
@@ -227,14 +227,14 @@ class Decoder:
             packed, self._layout.bits, high, "table", sound, indicator, indicator_table, *run, flat, "f32"
         )
         if bool((past & np.isfinite(decoded)).any()):
-            raise CodecError(f"{ID}.overflow", f"expected products of scale and value that {float_name(out)} can hold")
+            raise CodecError(f"{ID}.overflow", f"expected scale * value in the range of {float_name(out)}")
 
     def _row_scales(self, start: int, rows: int) -> tuple[Array, tuple[int, int, int]]:
-        """Return the scales of ``rows`` rows from row ``start``, and how they apply to the elements.
+        """Return the scales of ``rows`` rows from row ``start`` on, and how they apply to elements.
 
-        Scales apply along lines: a line is a row, or all rows together if a scale may cover several rows. The three
-        integers are the number of elements of a line, the number of consecutive elements that share a scale, and the
-        number of elements of the line before the first requested element.
+        Scales apply along lines: a line is a row, or all rows if a scale may apply to several rows. The three integers
+        are the elements of a line, the consecutive elements that share a scale, and the elements of the line before the
+        first requested one.
         """
         grid = self._layout.grid
         cols = self._cols
@@ -261,7 +261,7 @@ class Decoder:
 
 
 def second_of(tensor: Tensor, layout: ScaledCodebookLayout) -> np.float32 | None:
-    """Return the second scale. Raises ``CodecError`` ``scaled_codebook.second``: not finite, or a divisor of 0."""
+    """Return the second scale; raise ``scaled_codebook.second`` if it is not finite, or a divisor of 0."""
     if layout.second is None:
         return None
     second = np.float32(tensor.parts[SECOND].array()[0])
@@ -276,7 +276,7 @@ def codebook_of(tensor: Tensor, layout: ScaledCodebookLayout) -> Array | None:
 
 
 def decoder_of(tensor: Tensor, layout: ScaledCodebookLayout, windows: dict[str, Window]) -> Decoder:
-    """Return the decoder of a checked tensor; ``windows`` supply its scales."""
+    """Return the decoder of a checked tensor; ``windows`` contain its scales."""
     nested = None
     if layout.nested:
         nested = (tensor.parts[SCALE_CODEBOOK].array(), windows[SCALE_SCALES])
@@ -285,14 +285,14 @@ def decoder_of(tensor: Tensor, layout: ScaledCodebookLayout, windows: dict[str, 
 
 
 class ScaledReader(Rows):
-    """A sequential reader in the stored order, a few rows at a time."""
+    """A sequential reader in stored order, a few rows at a time."""
 
     def __init__(self, tensor: Tensor, layout: ScaledCodebookLayout) -> None:
         self._tensor = tensor
         self._layout = layout
         self._tensor_name = tensor.name
         _, self._cols = matrix_shape(layout.stored_shape(tensor.shape))
-        # If rows begin within a byte, the stream is cut at any code, which requires that low bits come first.
+        # If rows begin within a byte, the stream is cut between codes, which requires the low bits to come first.
         swapped = layout.order == HIGH_FIRST and self._cols % 2 == 1
         self._order = LOW_FIRST if swapped else layout.order
         self._indices = BitReader(
@@ -320,7 +320,7 @@ class ScaledReader(Rows):
             self._row += len(target)
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         self._indices.skip(count)
         self._row += count // max(self._cols, 1)
 
@@ -330,14 +330,14 @@ class ScaledReader(Rows):
             window.finish()
         for role in (CODEBOOK, SCALE_CODEBOOK, SECOND):
             if role in self._tensor.parts:
-                self._tensor.parts[role].view()  # checks its digest, even if no value was read
+                self._tensor.parts[role].view()  # checks the digest, even if no value was read
 
 
 class TransposedReader(Rows):
-    """A sequential reader of matrices that are stored transposed; it buffers one of them."""
+    """A sequential reader of matrices that are stored transposed; it buffers one matrix."""
 
     def __init__(self, tensor: Tensor, layout: ScaledCodebookLayout) -> None:
-        self._shape = layout.stored_shape(tensor.shape)[-2:]  # of a stored matrix
+        self._shape = layout.stored_shape(tensor.shape)[-2:]  # shape of a stored matrix
         plain = replace(layout, transposed=False)
         stored = replace(tensor, shape=layout.stored_shape(tensor.shape), params=plain.attributes())
         self._stored = ScaledReader(stored, plain)
@@ -345,7 +345,7 @@ class TransposedReader(Rows):
         self._buffer: Array | None = None
 
     def fill(self, out: Array) -> None:
-        tall = self._shape[1]  # rows of a matrix of the result
+        tall = self._shape[1]  # rows of a matrix in the result
         rows_read = 0
         while rows_read < len(out) and out.size:
             matrix, row = divmod(self._row, tall)
@@ -355,7 +355,7 @@ class TransposedReader(Rows):
             self._row += count
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         self._row += count // max(self._shape[0], 1)
 
     def finish(self) -> None:

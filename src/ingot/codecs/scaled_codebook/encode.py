@@ -1,4 +1,4 @@
-"""Encoding: a scale from each group's largest magnitude, then the nearest table entries."""
+"""Encoding of scaled codebooks: a scale from each group's largest magnitude, then the nearest table entries."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _POWERS = "f8_e8m0fnu"
 class ScaledEncoder(Encoder):
     """An encoder that divides each group by its scale and stores the nearest table entries.
 
-    The scale is the group's largest magnitude over the largest of the values, rounded to the scales' type. If that type
-    has only powers of two, it is ``2 ** (floor(log2(magnitude)) - floor(log2(largest value)))`` (OCP Microscaling
-    Formats 1.0, section 6.3).
+    The scale is the group's largest magnitude divided by the largest table value, rounded to the type of the scales. If
+    that type has only powers of two, the scale is ``2 ** (floor(log2(magnitude)) - floor(log2(largest value)))`` (OCP
+    Microscaling Formats 1.0, section 6.3).
     """
 
     codec: str = ID
@@ -77,8 +77,8 @@ class ScaledEncoder(Encoder):
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return each part's bytes for ``rows``.
 
-        Raises ``CodecError``: ``scaled_codebook.non-finite``; ``scaled_codebook.scale-overflow``: the scales' type
-        cannot hold the scale of a group.
+        Raises ``CodecError`` ``scaled_codebook.non-finite``, or ``scaled_codebook.scale-overflow`` if a group's scale
+        exceeds the range of its type.
         """
         wide = _finite(rows)
         if self._layout.transposed and wide.size:
@@ -117,7 +117,7 @@ class ScaledEncoder(Encoder):
         out[...] = stored.reshape(-1, self._inner, cols).swapaxes(1, 2).reshape(out.shape)
 
     def _second(self) -> np.float32:
-        """Return the second scale for which the largest group has the largest scale."""
+        """Return the second scale with which the group of largest magnitude gets the largest possible scale."""
         top = largest(self._layout.scales) if self._layout.scales in SMALL_SCALES else 1.0
         amax = float(self._amax)
         limit = float(self._top) * top
@@ -128,7 +128,7 @@ class ScaledEncoder(Encoder):
     def _groups(self, wide: Array) -> tuple[Array, Array, Any]:
         """Return the values in groups, the largest magnitude of each group, and an index from values to groups.
 
-        ``wide`` must begin at the start of a group; ``step`` ensures this.
+        ``wide`` must begin with a group, which ``step`` ensures.
         """
         grid, (rows, cols) = self._layout.grid, wide.shape
         if isinstance(grid, Tiles):
@@ -150,7 +150,7 @@ class ScaledEncoder(Encoder):
         return grouped, magnitudes, (slice(None), None)
 
     def _scales(self, magnitudes: Array) -> tuple[Array, Array]:
-        """Return scales as they are stored, and the divisors of the values."""
+        """Return the scales as stored, and the divisors of the values."""
         layout = self._layout
         second = self._second() if layout.second else np.float32(1)
         if layout.scales == _POWERS:
@@ -164,7 +164,7 @@ class ScaledEncoder(Encoder):
             small = layout.scales in SMALL_SCALES
             if small and not layout.second and (scales > largest(layout.scales)).any():
                 raise self._overflow()
-            # A group of zeros, or of values that round to a scale of 0, gets the scale 1.
+            # A group of zeros, or of values that would get the scale 0, gets the scale 1.
             rounded = numbers(layout.scales)[codes_of(scales, layout.scales)] if small else _wide(scales, layout.scales)
             if not np.isfinite(rounded).all():
                 raise self._overflow()
@@ -175,7 +175,7 @@ class ScaledEncoder(Encoder):
         return stored, rounded
 
     def _overflow(self) -> CodecError:
-        return CodecError(f"{ID}.scale-overflow", f"{self._layout.scales} cannot hold the scale of a group")
+        return CodecError(f"{ID}.scale-overflow", f"{self._layout.scales} cannot represent the scale of a group")
 
 
 def _wide(values: Array, dtype: str) -> Array:
@@ -190,9 +190,9 @@ def _finite(rows: Array) -> Array:
 
 
 def _step(layout: ScaledCodebookLayout, shape: Shape) -> int:
-    """Return the number of which the first row of every chunk is a multiple.
+    """Return the number of rows of which each chunk's start must be a multiple.
 
-    At such a row the indices begin at a byte, and a block or run of scales begins.
+    At these rows the indices begin at a byte, and a block or run of scales begins.
     """
     cols = matrix_shape(shape)[1]
     grid = layout.grid

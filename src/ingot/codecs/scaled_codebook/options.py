@@ -1,4 +1,4 @@
-"""Options of the encoder, and the layout that they declare."""
+"""Options of the encoder of scaled codebooks, and the layout that they declare."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _option_error = partial(option_error, ID)
 
 
 def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str, ScaledCodebookLayout]:
-    """Return the name of the values, and the layout that the options declare.
+    """Return the name of the table values, and the layout that the options declare.
 
     Raises
     ------
@@ -70,19 +70,19 @@ def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str
     if transposed and len(shape) < 2:
         raise UnsupportedError(f"codec {ID} expects two dimensions to transpose", rule=f"{ID}.group")
     layout = ScaledCodebookLayout(bits, grid, dtype, "f32", scales, None, order, second, transposed=transposed)
-    if name not in TABLES or layout.attributes()["codec_version"] != VERSION:  # the first version stores its tables
+    if name not in TABLES or layout.attributes()["codec_version"] != VERSION:  # version 1 stores the tables
         layout = replace(layout, values=name)
     cols = matrix_shape(layout.stored_shape(shape))[1]
     if isinstance(grid, Group) and cols % grid.columns:
         raise UnsupportedError(
-            f"codec {ID} expects columns that group {grid.columns} divides, found {cols}; take another group or 'row'",
+            f"codec {ID} expects columns that group {grid.columns} divides, found {cols}; use another group or 'row'",
             rule=f"{ID}.group",
         )
     return name, layout
 
 
 def amax_of(options: Mapping[str, Any]) -> float | None:
-    """Return option ``amax``, the largest magnitude of the matrices that share a second scale; None without it.
+    """Return the option ``amax``, the largest magnitude of the matrices that share a second scale; None if unset.
 
     Raises ``UsageError`` ``scaled_codebook.option``.
     """

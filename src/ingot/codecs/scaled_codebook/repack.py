@@ -1,4 +1,4 @@
-"""Repacking of indices and scales in another layout of the family (``spec/scaled_codebook.md``, "Repacking")."""
+"""Repacking of indices and scales into another layout of the family (``spec/scaled_codebook.md``, "Repacking")."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from ingot.model.part import PartReader
 from ingot.model.tensor import Array, Tensor
 
 _UNIT = np.float32(1)
-# An additional rounding in f32 changes one in 2^15 bf16 values, and there may be some thousand products. Among a few
-# neighbours of the reciprocal, there is mostly one that changes no product. There is none if two products lie close to
-# the border between numbers of bf16 and would have to move in opposite directions.
+# A further rounding in f32 changes one in 2^15 bf16 values, and there may be a few thousand products. Usually one of
+# the few neighbours of the reciprocal changes no product. There is none if two products lie close to a border between
+# bf16 numbers and would have to move in opposite directions.
 _NEIGHBOURS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """The second scale of the target, None if it has none.
+    """The second scale of the target layout, or None.
 
-    ``rounded`` states that values are equal only after rounding to the tensor's type.
+    ``rounded`` states that some values are equal only after rounding to the tensor's type.
     """
 
     value: np.float32 | None
@@ -50,9 +50,9 @@ class Second:
 
 
 def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> Repacked:
-    """Return a checked tensor in another layout, or the reason why it cannot be repacked.
+    """Return the repacking of a checked tensor into another layout, or the reason why it is impossible.
 
-    Reads tables and the second scale. If the tensor has a second scale, also reads the scales.
+    Tables and the second scale are read. If there is a second scale, all scales are read too.
     """
     shape = stored.stored_shape(tensor.shape)
     rows, cols = matrix_shape(shape)
@@ -83,7 +83,7 @@ def repack(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookL
 
 
 def _difference(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols: int) -> str | None:
-    """Return why no tensor in the layout ``stored`` can be repacked as ``target``; None if the layouts allow it."""
+    """Return why no tensor with layout ``stored`` can be repacked into ``target``; None if the layouts allow it."""
     reasons = (
         (
             (stored.bits, stored.transposed, stored.factor) != (target.bits, target.transposed, target.factor),
@@ -91,7 +91,7 @@ def _difference(stored: ScaledCodebookLayout, target: ScaledCodebookLayout, cols
         ),
         (
             stored.values is not None and stored.values != target.values,
-            f"indices of {stored.values} mean other numbers in {target.values or 'a table'}",
+            f"indices of {stored.values} have other values in {target.values or 'a table'}",
         ),
         (stored.order != target.order and cols % 2, "rows end within a byte, so the order of codes cannot change"),
         (target.nested and target.nested != stored.nested, "scales cannot become codes of a table"),
@@ -122,9 +122,7 @@ def _same_or_repeated(stored: ScaledCodebookLayout, target: ScaledCodebookLayout
 
 
 def _tile(grid: Grid, cols: int) -> tuple[int, int]:
-    """Return the rows and columns of the block that shares a scale; 0 rows if scales do not cover
-    rectangular blocks.
-    """
+    """Return rows and columns of the rectangular block that shares a scale; 0 rows if scales have no such blocks."""
     match grid:
         case Tiles(tall, wide):
             return tall, wide
@@ -146,11 +144,11 @@ def _other_table(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCod
 
 
 def second_scale(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCodebookLayout) -> Second | str:
-    """Return the second scale for which values stay equal, or the reason why there is none.
+    """Return the second scale with which values stay equal, or the reason why there is none.
 
-    If only one of the two layouts divides by the second scale, the result is the reciprocal or a neighbouring f32
-    number. It is the nearest number for which every product of a table value and a scale that occurs stays equal, in
-    f32 or at least in the tensor's type.
+    If only one of the layouts divides by the second scale, the result is the reciprocal or a neighbouring f32 number.
+    It is the nearest number with which all products of table values and occurring scales stay equal, in f32 or at least
+    in the tensor's type.
     """
     current = second_of(tensor, stored)
     if stored.second == target.second:
@@ -158,7 +156,7 @@ def second_scale(tensor: Tensor, stored: ScaledCodebookLayout, target: ScaledCod
     if current is None or current == _UNIT:
         return Second(None if target.second is None else _UNIT)
     if target.second is None:
-        return f"the layout has no place for a second scale of {current:g}"
+        return f"the layout cannot store a second scale of {current:g}"
     if stored.scales not in SMALL_SCALES or stored.values is None:
         return "a second scale can change only if scales are bytes"
     present = np.unique(tensor.parts[SCALES].array())
@@ -193,7 +191,7 @@ def _products(scales: Array, second: np.float32, how: str | None, values: Array)
 
 
 def _same(first: Array, second: Array, dtype: str) -> bool:
-    """Return whether values have the same bits in a type; all NaN count as the same."""
+    """Return whether values have the same bits in a type; all NaNs count as equal."""
     first, second = (cast(cast(array, dtype), "f32") for array in (first, second))
     return bool(((first.view(np.uint32) == second.view(np.uint32)) | (np.isnan(first) & np.isnan(second))).all())
 
@@ -207,7 +205,7 @@ class _Repack:
 
 
 class _Reader:
-    """Reads a tensor's parts in order, row by row as they are stored, and returns them repacked."""
+    """A sequential reader that returns a tensor's parts repacked, row by row as stored."""
 
     def __init__(self, repack: _Repack, rows: int, cols: int) -> None:
         parts = repack.tensor.parts
@@ -218,7 +216,7 @@ class _Reader:
         self._indices = parts[INDICES].reader()
         self._scales = parts[SCALES].reader()
         self._count = repack.stored.scale_count(repack.tensor.shape)
-        self._block_scales: Array | None = None  # scales of all blocks, from which rows take theirs
+        self._block_scales: Array | None = None  # scales of all blocks, from which rows get theirs
 
     def read(self, rows: int) -> dict[str, Array]:
         repack = self._repack
@@ -245,7 +243,7 @@ class _Reader:
         self._scales.finish()
 
     def _next_scales(self, first: int, last: int) -> Array:
-        """Return the scales of rows; a scale of several rows is split among them."""
+        """Return the scales of rows; a scale that applies to several rows is split among them."""
         repack, count, total = self._repack, self._count, max(self._rows, 1)
         stored = repack.stored
         target = repack.target
@@ -265,15 +263,13 @@ class _Reader:
     def _repeat_single(self, first: int, last: int, count: int) -> Array:
         single = self._repack.tensor.parts[SCALES].view()
         if last == self._rows:
-            _next(self._scales, len(single))  # for its digest
+            _next(self._scales, len(single))  # to check its digest
         scale = self._convert(np.frombuffer(single, np.uint8), 0, 1)
         share = count * last // max(self._rows, 1) - count * first // max(self._rows, 1)
         return np.repeat(scale, share)
 
     def _finer_scales(self, first: int, last: int, grid: Tiles) -> Array:
-        """Return the scales of rows ``first`` to ``last`` on the target's grid, whose blocks divide the stored
-        ``grid``.
-        """
+        """Return the scales of rows ``first`` to ``last`` on the target's grid; its blocks divide those of ``grid``."""
         repack = self._repack
         if self._block_scales is None:
             raw = _next(self._scales, self._count * DTYPES[repack.stored.scales].bits // 8)
@@ -285,7 +281,7 @@ class _Reader:
         return self._block_scales[lines][:, np.arange(across) * wide // grid.columns].reshape(-1)
 
     def _convert(self, raw: Array, start: int, stop: int) -> Array:
-        """Return stored scales in the target's type."""
+        """Convert stored scales to the target's type."""
         stored = self._repack.stored
         target = self._repack.target
         if stored.scales == target.scales and stored.nested == target.nested:
@@ -314,7 +310,7 @@ def _same_scales(first: Grid, second: Grid, cols: int) -> bool:
 
 
 def _as_groups(grid: Grid, cols: int) -> Grid:
-    """Return the equivalent ``Group``, if each row of ``grid`` consists of whole groups of columns; else ``grid``."""
+    """Return the equivalent ``Group`` if each row of ``grid`` consists of full groups of columns; else ``grid``."""
     if isinstance(grid, Row):
         return Group(cols)
     if isinstance(grid, Tiles) and grid.rows == 1 and cols and cols % grid.columns == 0:

@@ -1,4 +1,4 @@
-"""The f32 values of indices and of bytes of scales, and the nearest index of a value (``spec/scaled_codebook.md``)."""
+"""f32 values of indices and of one-byte scales, and the nearest index of a value (``spec/scaled_codebook.md``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.model.layouts.scaled_codebook import NUMBERS
 from ingot.model.tensor import Array
 
 TABLES: Mapping[str, Array] = {name: np.array(table, np.float32) for name, table in layouts.TABLES.items()}
-"""Tables that options name, in f32."""
+"""The tables that options can name, in f32."""
 
 
 @cache
@@ -33,13 +33,13 @@ def numbers(name: str) -> Array:
 
 @cache
 def largest(name: str) -> float:
-    """Return the largest finite number of a type, which exists with both signs; the largest magnitude of a table."""
+    """Return the largest finite number of a type, or the largest magnitude of a table."""
     values = numbers(name)
     return float(np.abs(values).max()) if name in TABLES else float(values[np.isfinite(values)].max())
 
 
 def codes_of(values: Array, name: str) -> Array:
-    """Return f32 values rounded to a small type as codes (u8): to nearest, ties to even, clipped to its range."""
+    """Return f32 values as codes (u8) of a small type: rounded to nearest, ties to even, and clipped to its range."""
     limit = np.float32(largest(name))
     clipped = np.clip(values, -limit, limit)
     if name == "i8":
@@ -49,7 +49,7 @@ def codes_of(values: Array, name: str) -> Array:
 
 
 class Nearest:
-    """A search for the nearest entry of a table, where ties go to the lower, or for the nearest number of a type."""
+    """A search for the nearest entry of a table, with ties to the lower entry, or the nearest number of a type."""
 
     def __init__(self, values: str | None, table: Array) -> None:
         self._type = values if values in NUMBERS else None
@@ -58,7 +58,7 @@ class Nearest:
         self._middle = (entries[1:] + entries[:-1]) / 2
 
     def __call__(self, values: Array) -> Array:
-        """Return indices (u8, flat) of f32 values."""
+        """Return the indices (u8, flat) of f32 values."""
         if self._type:
             return codes_of(values.reshape(-1), self._type)
         indices: Array = self._order[np.searchsorted(self._middle, values.reshape(-1), side="left")]

@@ -1,7 +1,6 @@
-"""``sparse_blocks``: structured pruning, a matrix without some blocks of its rows or columns.
+"""``sparse_blocks``: structured pruning; a matrix without some blocks of rows or columns.
 
-Another codec stores the remaining, smaller matrix, and a mask declares which blocks remain. Spec page:
-``spec/sparse_blocks.md``.
+Another codec stores the smaller matrix that remains, and a mask marks the remaining blocks (``spec/sparse_blocks.md``).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Params:
 
 
 class BlocksReader(Rows):
-    """A sequential reader of the inner codec's rows, with zeros for dropped blocks."""
+    """A sequential reader of the inner codec's rows, with zeros in dropped blocks."""
 
     def __init__(self, tensor: Tensor) -> None:
         params = _checked(tensor)
@@ -74,7 +73,7 @@ class BlocksReader(Rows):
         clear(out[filled_to - start :])
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         start, stop = self._row, self._row + count // max(self._width, 1)
         self._row = stop
         rows = stop - start
@@ -87,7 +86,7 @@ class BlocksReader(Rows):
 
 
 class BlocksCodec(Codec):
-    """Structured pruning: another codec's matrix without some blocks of rows or columns, which decode to zeros."""
+    """Structured pruning: the matrix of another codec without some blocks of rows or columns, which decode to zeros."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -103,7 +102,7 @@ class BlocksCodec(Codec):
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the matrix in any dtype that the inner codec decodes to; dropped elements are zero."""
+        """Return the matrix in any dtype to which the inner codec decodes; dropped elements are zero."""
         params = _checked(tensor)
         blocks = _blocks(tensor, params)
         if params.layout.full_size:
@@ -127,7 +126,7 @@ class BlocksCodec(Codec):
         return BlocksReader(tensor)
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the remaining matrix in another layout of the inner codec."""
+        """Return the repacking of the remaining matrix into another layout of the inner codec."""
         params = _checked(tensor)
         same = isinstance(layout, BlocksLayout) and replace(layout, inner=params.layout.inner) == params.layout
         if not isinstance(layout, BlocksLayout) or not same:
@@ -138,20 +137,20 @@ class BlocksCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> BlocksEncoder:
         """Return the encoder. Options, all with defaults:
 
-        ``axis`` 0 for rows, 1 for columns (0); ``block`` channels per block (64); ``mask`` bytes, a bit per block,
-        least significant first, 1 if it is kept (all are); ``inner`` codec id (``dense``); ``options`` of that
-        codec; ``whole`` to store the matrix in its full size, with zeros in dropped blocks (false).
+        ``axis`` 0 for rows, 1 for columns (0); ``block``, channels per block (64); ``mask``, bytes with a bit per
+        block, lowest first, 1 for blocks to keep (all); ``inner``, a codec id (``dense``); ``options`` of that codec;
+        ``whole``: store the matrix in full size, with zeros in dropped blocks (false).
         """
         return prepare(shape, dtype, options)
 
 
 def stored_mask(tensor: Tensor) -> Blocks:
-    """Return the blocks that a tensor of this codec keeps; reads the mask alone, and checks it."""
+    """Return the blocks that a tensor of this codec keeps; only the mask is read and checked."""
     return _blocks(tensor, _checked(tensor))
 
 
 def stored_matrix(tensor: Tensor) -> Tensor:
-    """Return the remaining matrix as a tensor of the inner codec; checks the mask."""
+    """Return the remaining matrix as a tensor of the inner codec; the mask is checked."""
     params = _checked(tensor)
     _blocks(tensor, params)
     return params.inner
@@ -173,7 +172,7 @@ def with_blocks_dropped(tensor: Tensor, inner: Tensor, axis: int, blocks: Blocks
 
 
 def clear_dropped(out: Array, spans: Sequence[tuple[int, int]], axis: int, start: int) -> None:
-    """Fill the elements outside ``spans`` with +0: columns, or rows; the first row of ``out`` is row ``start``."""
+    """Set the rows (or columns, by ``axis``) outside ``spans`` to +0; ``out`` begins with row ``start``."""
     stop = out.shape[1] if axis else start + len(out)
     span_end = 0 if axis else start
     for first, last in (*(spans if axis else clip_spans(spans, start, stop)), (stop, stop)):
@@ -182,13 +181,13 @@ def clear_dropped(out: Array, spans: Sequence[tuple[int, int]], axis: int, start
 
 
 def clear(out: Array) -> None:
-    """Fill ``out`` with +0."""
+    """Set all elements of ``out`` to +0."""
     if out.size:
         out[...] = np.zeros((), out.dtype)
 
 
 def read_columns(reader: RowReader, spans: Sequence[tuple[int, int]], cols: int, out: Array) -> None:
-    """Fill ``out`` with rows: ``cols`` columns from ``reader`` at ``spans``, and zeros elsewhere."""
+    """Fill ``out`` with rows: ``cols`` columns from ``reader`` at ``spans``, zeros elsewhere."""
     clear(out)
     step = max(1, _SCRATCH // max(cols, 1))
     for start in range(0, len(out), step):
@@ -201,7 +200,7 @@ def read_columns(reader: RowReader, spans: Sequence[tuple[int, int]], cols: int,
             position += last - first
 
 
-# A bit of a mask may stand for any number of zeros. A larger factor is not plausible for pruning, and would let a few
+# A bit of a mask may stand for any number of zeros. A larger factor is implausible for pruning, and would let a few
 # bytes declare a matrix that takes days to process.
 _MAX_ELEMENTS_PER_BYTE = 1 << 16
 _SCRATCH = 1 << 18  # elements in the buffer of a reader of columns
@@ -252,13 +251,13 @@ def _check_mask(tensor: Tensor, part: Part, nbytes: int) -> None:
 
 
 def _blocks(tensor: Tensor, params: _Params) -> Blocks:
-    """Return the mask, after checking it.
+    """Check the mask, and return it.
 
-    The mask may have no bits past the last block, and must keep the declared number of channels.
+    It must have no bits beyond the last block, and keep the declared number of channels.
     """
     blocks = Blocks(tensor.shape[params.layout.axis], params.layout.block, bytes(tensor.parts[MASK].view()))
     if blocks.has_spare_bits:
-        raise CodecError(f"{ID}.mask", "expected no bits past the last block, found some", where=tensor.name)
+        raise CodecError(f"{ID}.mask", "bits beyond the last block are set; expected zeros", where=tensor.name)
     if blocks.kept_channels != params.layout.kept_channels:
         raise CodecError(
             f"{ID}.mask",

@@ -1,4 +1,4 @@
-"""Encoding of ``sparse_blocks``: the encoder of another codec stores the remaining rows or columns."""
+"""Encoding of ``sparse_blocks``: another codec's encoder stores the remaining rows or columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _option_error = partial(option_error, BlocksLayout.codec)
 
 @dataclass(slots=True)
 class BlocksEncoder(Encoder):
-    """An encoder that passes the remaining part of each chunk to an inner encoder. The mask is emitted with row 0."""
+    """An encoder that passes the remaining elements of each chunk to an inner encoder. The mask comes with row 0."""
 
     rows: int
     axis: int
@@ -47,7 +47,7 @@ class BlocksEncoder(Encoder):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The parameters that the file declares; after fit passes they include the inner encoder's results."""
+        """The parameters that the file declares; after fit passes they include the results of the inner encoder."""
         inner = OtherLayout(self.inner.codec, self.inner.params)
         blocks = self.blocks
         return BlocksLayout(
@@ -94,7 +94,7 @@ class BlocksEncoder(Encoder):
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return each part's bytes for ``rows``.
 
-        A chunk without remaining rows has no inner parts. If no row of the tensor remains, the first chunk has the
+        A chunk without remaining rows has no inner parts. If the tensor has no remaining rows, the first chunk has the
         inner parts of an empty matrix.
         """
         remaining = self._remaining(rows, start)
@@ -108,7 +108,7 @@ class BlocksEncoder(Encoder):
         return chunk
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        """Decode the parts that ``encode`` returned for one chunk; the chunk's first row locates the remaining rows."""
+        """Decode the parts that ``encode`` returned for one chunk; its first row identifies the remaining rows."""
         start = parts.start if isinstance(parts, ChunkParts) else 0
         within = parts.within if isinstance(parts, ChunkParts) else {k: v for k, v in parts.items() if k != "mask"}
         if self.full_size:
@@ -132,20 +132,20 @@ class BlocksEncoder(Encoder):
             position += last - first
 
     def _is_for_inner(self, remaining: Array, start: int) -> bool:
-        """Return whether the inner encoder encodes a chunk.
+        """Return whether the inner encoder gets a chunk.
 
-        It does if the chunk has remaining rows, or if the chunk is the first one and no row of the tensor remains.
+        It does if the chunk has remaining rows, or if it is the first one and the tensor has no remaining rows.
         """
         return len(remaining) > 0 or (start == 0 and self._before(self.rows) == 0)
 
     def _before(self, row: int) -> int:
-        """Return how many rows that are stored come before ``row``."""
+        """Return the number of stored rows before ``row``."""
         if self.axis or self.full_size:
             return row
         return sum(last - first for first, last in clip_spans(self._spans, 0, row))
 
     def _clear(self, rows: Array, start: int) -> None:
-        """Fill dropped elements of rows from ``start`` on with +0."""
+        """Set the dropped elements of rows from ``start`` on to +0."""
         selected = np.zeros(rows.shape[1] if self.axis else len(rows), bool)
         for first, last in self._spans if self.axis else clip_spans(self._spans, start, start + len(rows)):
             selected[first if self.axis else first - start : last if self.axis else last - start] = True
@@ -163,7 +163,7 @@ class BlocksEncoder(Encoder):
 
 
 def _join(slices: list[Array], rows: Array, axis: int) -> Array:
-    """Return the slices as one matrix in C order; a single contiguous slice is not copied."""
+    """Return the slices as one matrix in C order, without a copy if there is one contiguous slice."""
     if len(slices) == 1:
         return np.ascontiguousarray(slices[0])
     empty = rows[:0] if axis == 0 else rows[:, :0]
@@ -200,10 +200,10 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
     reduced = stored_shape((shape[0], shape[1]), axis, None if full_size else blocks.kept_channels)
     inner = CODECS[name].encoder(reduced, dtype, inner_options)
     if any(part.role == "mask" for part in inner.parts):
-        raise UnsupportedError(f"codec {name} has a part 'mask' of its own", rule="sparse_blocks.inner")
+        raise UnsupportedError(f"codec {name} already has a part 'mask'", rule="sparse_blocks.inner")
     step = row_step(CODECS[name], inner, reduced[1])
     mask = PartSpec("mask", "u8", mask_bytes(shape[axis], block))
-    # Chunks of rows that begin at blocks begin at a multiple of the inner step only if a block is a multiple of it.
+    # Chunks that begin at blocks begin at multiples of the inner step only if a block is a multiple of it.
     fits = axis == 1 or full_size or block % step == 0
     return BlocksEncoder(
         rows=shape[0],
@@ -219,7 +219,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> B
 
 
 def stored_dtype(inner: Encoder, default: str) -> str:
-    """Return the element type of the values that an encoder stores, given the source's type."""
+    """Return the element type of the values that an encoder stores; ``default`` is the source's type."""
     declared = inner.params.get("dtype")
     if isinstance(declared, str):
         return declared

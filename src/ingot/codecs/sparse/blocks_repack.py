@@ -1,4 +1,4 @@
-"""Repacking of a pruned tensor: the mask stays, and the inner codec repacks the remaining matrix."""
+"""Repacking of a pruned tensor: the mask is unchanged, and the inner codec repacks the remaining matrix."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Mask = Callable[[], bytes]
 
 
 def repack(tensor: Tensor, layout: BlocksLayout, inner: Repacked, mask: Mask) -> Repacked:
-    """Return a pruned tensor in ``layout``.
+    """Return the repacking of a pruned tensor into ``layout``.
 
-    ``inner`` repacks the remaining matrix, ``mask`` reads and checks the mask.
+    ``inner`` is the repacking of the remaining matrix; ``mask`` reads and checks the mask.
     """
     parts = (PartSpec(MASK, "u8", tensor.parts[MASK].nbytes), *inner.parts)
 
@@ -28,7 +28,7 @@ def repack(tensor: Tensor, layout: BlocksLayout, inner: Repacked, mask: Mask) ->
 
 
 class BlocksRepackReader:
-    """A reader that returns the mask with the first chunk, and the inner reader's parts."""
+    """A reader that returns the parts of the inner reader, and the mask with the first chunk."""
 
     def __init__(self, inner: Repacked, mask: Mask) -> None:
         self._mask: Array | None = np.frombuffer(mask(), np.uint8)

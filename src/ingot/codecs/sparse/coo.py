@@ -1,4 +1,4 @@
-"""``sparse_coo``: a list of coordinates (zTensor 1.2 section 3). Spec page: ``spec/sparse.md``."""
+"""``sparse_coo``: a list of coordinates (zTensor 1.2, section 3; ``spec/sparse.md``)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ingot.model.tensor import Array, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class CooEncoder(SingleChunkEncoder):
-    """An encoder of a full tensor in one chunk. Positions ascend in row-major order."""
+    """An encoder of a tensor in one chunk; positions ascend in row-major order."""
 
     shape: tuple[int, ...]
     codec: str = "sparse_coo"
@@ -63,8 +63,8 @@ class CooEncoder(SingleChunkEncoder):
 
 
 def _positions(coords: Indices, shape: tuple[int, ...], count: int, location: str) -> Array:
-    """Return the flat positions of ``count`` structure-of-arrays coordinates, range checked."""
-    axes = coords.reshape(len(shape), count)  # a view if ``coords`` is a slice along its second axis
+    """Return the flat positions of ``count`` coordinates, given as one array per dimension; their range is checked."""
+    axes = coords.reshape(len(shape), count)  # a view if ``coords`` is a slice along the second axis
     positions = np.zeros(count, np.int64)
     for stored, size in zip(axes, shape, strict=True):
         axis = stored.astype(np.uint64, copy=False)
@@ -75,7 +75,7 @@ def _positions(coords: Indices, shape: tuple[int, ...], count: int, location: st
 
 
 class CooReader(Rows):
-    """A reader that decodes the full tensor at the first call, because positions may come in any order."""
+    """A reader that decodes the full tensor in the first call, because positions may have any order."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -89,7 +89,7 @@ class CooReader(Rows):
         self._next = stop
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values; the full tensor is decoded anyway, because positions may come in any order."""
+        """Skip ``count`` values; the full tensor is decoded nevertheless, because positions may have any order."""
         self._next += count
 
     def finish(self) -> None:
@@ -107,7 +107,7 @@ def _dense_coo(tensor: Tensor, row: DType) -> Array:
     values = tensor.parts["values"].array()
     require_bool(values, row, tensor.name)
     values = values.view(numpy_dtype(row.name))
-    coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)  # u32 is widened batch by batch
+    coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)  # u32 is widened in batches
     out.view(np.uint8)[...] = 0
     last = -1
     ascending = True
@@ -123,7 +123,7 @@ def _dense_coo(tensor: Tensor, row: DType) -> Array:
 
 
 def _require_distinct(coords: Indices, tensor: Tensor) -> None:
-    """Raise ``CodecError`` if a position occurs twice; takes one byte per element of the tensor."""
+    """Raise ``CodecError`` if a position occurs twice; needs one byte per element of the tensor."""
     seen = empty((tensor.size,), "bool", tensor.name)
     seen[...] = False
     for start in range(0, coords.shape[1], BATCH):
@@ -180,7 +180,7 @@ class CooCodec(Codec):
         return out
 
     def sparse(self, tensor: Tensor, dtype: str) -> SparseArrays:
-        """Return values and coordinates, checked as ``decode`` does, in row-major order."""
+        """Return values and coordinates in row-major order, checked as in ``decode``."""
         self.check(tensor)
         values = stored_values(tensor, dtype)
         coords = tensor.parts["coords"].array().reshape(len(tensor.shape), values.size)
@@ -191,7 +191,7 @@ class CooCodec(Codec):
         return SparseArrays(CooLayout(dtype), tensor.shape, values, axes)
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the tensor with coordinates of another width, in their present order."""
+        """Return the repacking with coordinates of another width, in unchanged order."""
         if not isinstance(layout, CooLayout):
             return cannot(layout, f"coordinates cannot be stored in {layout.codec}")
         self.check(tensor)
@@ -208,7 +208,7 @@ class CooCodec(Codec):
         return CooReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CooEncoder:
-        """Return the encoder of a tensor of any rank; there are no options."""
+        """Return the encoder of a tensor of any rank, which has no options."""
         refuse_options(self.id, options)
         row = encodable(dtype)
         size = prod(shape)

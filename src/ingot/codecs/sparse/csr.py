@@ -1,4 +1,4 @@
-"""``sparse_csr``: compressed sparse rows (zTensor 1.2 section 3). Spec page: ``spec/sparse.md``."""
+"""``sparse_csr``: compressed sparse rows (zTensor 1.2, section 3; ``spec/sparse.md``)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SCRATCH = 1 << 20  # elements in the buffer of a reader that casts
 
 @dataclass(frozen=True, kw_only=True)
 class CsrEncoder(SingleChunkEncoder):
-    """An encoder of a full matrix in one chunk."""
+    """An encoder of a matrix in one chunk."""
 
     rows: int
     codec: str = "sparse_csr"
@@ -56,7 +56,7 @@ class CsrEncoder(SingleChunkEncoder):
         bounds = np.arange(self.rows + 1, dtype=np.int64) * cols
         indptr = np.searchsorted(positions, bounds).astype(np.uint64)
         stored = values[positions]
-        positions %= max(cols, 1)  # in place: these arrays may be larger than the matrix
+        positions %= max(cols, 1)  # in place, because these arrays may be larger than the matrix
         return {"values": stored, "indices": positions.view(np.uint64), "indptr": indptr}
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
@@ -69,7 +69,7 @@ class CsrEncoder(SingleChunkEncoder):
 
 
 class CsrReader(Rows):
-    """A sequential reader that advances in all three parts together, so that only a chunk's share is in memory."""
+    """A sequential reader that reads all three parts in step, so that only a chunk is in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._name = tensor.name
@@ -98,7 +98,7 @@ class CsrReader(Rows):
             cast_into(dense, batch, self._name)
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` elements, a whole number of rows; reads the pointer to the row after them."""
+        """Skip ``count`` elements, which must be full rows; the pointer to the next row is read."""
         rows = count // max(self._cols, 1)
         if not rows:
             return
@@ -120,7 +120,7 @@ class CsrReader(Rows):
             reader.finish()
 
     def _read_rows(self, out: Array, rows: int) -> None:
-        """Fill the flat ``out`` with the next rows, a batch at a time: stored values may take more memory than rows."""
+        """Fill the flat ``out`` with the next rows, in batches: stored values may need more memory than rows."""
         self._start()
         counts = self._counts(rows)
         out.view(np.uint8)[...] = 0
@@ -158,14 +158,13 @@ class CsrReader(Rows):
         self._last = 0
 
     def _counts(self, rows: int) -> Array:
-        """Return the number of values of each of the next rows, from row pointers that are checked before
-        allocation."""
+        """Return the number of values of each of the next rows; row pointers are checked before allocation."""
         ends = read_indices(self._indptr, rows, self._index, self._name)
         if not rows:
             return np.zeros(0, np.int64)
         begins = np.concatenate([np.array([self._last], np.uint64), ends[:-1]])
         if bool((ends < begins).any()):
-            raise self._indptr_error("never to fall, found one that does")
+            raise self._indptr_error("never to decrease")
         if int(ends[-1]) > self._stored:
             raise self._indptr_error(f"at most {self._stored}, found {int(ends[-1])}")
         counts: Array = (ends - begins).astype(np.int64)
@@ -183,7 +182,7 @@ class CsrReader(Rows):
 
 
 def require_ascending(positions: Array, location: str) -> None:
-    """Raise ``CodecError`` ``sparse_csr.order`` unless columns ascend in each row, as the tensor declares."""
+    """Raise ``CodecError`` ``sparse_csr.order`` if columns do not ascend in each row, as the tensor declares."""
     if not bool((positions[1:] > positions[:-1]).all()):
         raise CodecError("sparse_csr.order", "expected columns that ascend in every row, found others", where=location)
 
@@ -193,7 +192,7 @@ def _indptr_error(expected: str, location: str) -> CodecError:
 
 
 class CsrCodec(Codec):
-    """Compressed sparse rows of a matrix; other ranks are refused."""
+    """Compressed sparse rows of a matrix; tensors of other ranks are refused."""
 
     id: ClassVar[str] = "sparse_csr"
     lossless: ClassVar[bool] = True
@@ -236,14 +235,14 @@ class CsrCodec(Codec):
         return out
 
     def sparse(self, tensor: Tensor, dtype: str) -> SparseArrays:
-        """Return values, row pointers and columns, checked as ``decode`` does; columns ascend in each row."""
+        """Return values, row pointers and ascending columns, checked as in ``decode``."""
         self.check(tensor)
         cols = tensor.shape[1]
         name = tensor.name
         indptr = all_indices(tensor.parts["indptr"])
         indices = all_indices(tensor.parts["indices"])
         if indptr[0] or int(indptr[-1]) != indices.size or bool((indptr[1:] < indptr[:-1]).any()):
-            raise _indptr_error(f"to begin with 0, never to fall and to end at {indices.size}", name)
+            raise _indptr_error(f"to begin with 0, never to decrease, and to end at {indices.size}", name)
         require_below(indices, cols, "sparse_csr", name)
         counts: Array = np.diff(indptr.astype(np.int64))
         rows = np.repeat(np.arange(len(counts), dtype=np.int64) * cols, counts)
@@ -259,7 +258,7 @@ class CsrCodec(Codec):
         return SparseArrays(CsrLayout(dtype), tensor.shape, values, (indptr.astype(np.int64), columns))
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the matrix with ascending columns, or with indices of another width."""
+        """Return the repacking with ascending columns, or with indices of another width."""
         if not isinstance(layout, CsrLayout):
             return cannot(layout, f"compressed rows cannot be stored in {layout.codec}")
         self.check(tensor)
@@ -277,7 +276,7 @@ class CsrCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CsrEncoder:
         """Return the encoder of a matrix.
 
-        Columns always ascend in every row. If option ``ascending`` is true, the attributes declare it.
+        Columns ascend in every row. The attributes declare this if option ``ascending`` is true.
         """
         ascending = options.get("ascending", False)
         if not isinstance(ascending, bool):

@@ -1,8 +1,7 @@
-"""Functions that ``sparse_csr`` and ``sparse_coo`` (zTensor 1.2 section 3) share. Spec page: ``spec/sparse.md``.
+"""Functions for ``sparse_csr`` and ``sparse_coo`` (zTensor 1.2, section 3; ``spec/sparse.md``).
 
-A value counts as zero, and is left out, only if its bits are those of +0: NaN, -0.0 and subnormal numbers survive bit
-for bit. Positions may come in any order. A position that occurs twice is refused, because readers interpret it
-differently.
+A value is omitted only if its bits are those of +0: NaN, -0.0 and subnormal numbers are stored bit for bit. Positions
+may have any order. A position that occurs twice is refused, because readers interpret it differently.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from ingot.model.tensor import Array, Tensor
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
 INDEX_BYTES = {"u64": 8, "u32": 4}
 BATCH = 1 << 18
-"""Stored values that a reader takes at a time, at least the values of a row."""
+"""Stored values that a reader processes at a time, but at least those of a row."""
 
 
 def _bits(values: Array) -> Array:
-    """Return values as unsigned integers of their size; complex128 as two."""
+    """Return values as unsigned integers of their size; a complex128 as two."""
     size = values.dtype.itemsize
     return values.view(np.uint64).reshape(-1, 2) if size == 16 else values.view(f"u{size}")
 
 
 def stored_positions(values: Array) -> Array:
-    """Return the flat positions of all values whose bits are not zero, ascending."""
+    """Return the ascending flat positions of all values whose bits are not zero."""
     bits = _bits(values)
     return np.flatnonzero(bits.any(axis=1) if bits.ndim == 2 else bits)
 
 
 def scatter(positions: Array, values: Array, out: Array) -> None:
-    """Set the flat ``out`` to zero bits, then ``values`` at ``positions``."""
+    """Fill the flat ``out`` with zeros, then set ``values`` at ``positions``."""
     out.view(np.uint8)[...] = 0
     out[positions] = values
 
@@ -57,7 +56,7 @@ def require_unique(positions: Array, codec: str, location: str) -> None:
 
 
 def in_order(positions: Array, codec: str, location: str) -> Array | None:
-    """Return the permutation that sorts flat positions, None if they ascend; rule ``<codec>.duplicate``."""
+    """Return the permutation that sorts flat positions, None if they ascend; raise ``<codec>.duplicate``."""
     if positions.size < 2 or bool((positions[1:] > positions[:-1]).all()):
         return None
     order: Array = np.argsort(positions, kind="stable")
@@ -78,7 +77,7 @@ def stored_values(tensor: Tensor, dtype: str) -> Array:
 
 
 def require_below(indices: Indices, limit: int, codec: str, location: str) -> None:
-    """Raise ``CodecError`` ``<codec>.index`` for an index of ``limit`` or more."""
+    """Raise ``CodecError`` ``<codec>.index`` if an index is ``limit`` or more."""
     if indices.size and int(indices.max()) >= limit:
         raise CodecError(
             f"{codec}.index", f"expected indices below {limit}, found {int(indices.max())}", where=location
@@ -86,7 +85,7 @@ def require_below(indices: Indices, limit: int, codec: str, location: str) -> No
 
 
 def index_part(tensor: Tensor, role: str) -> Part:
-    """Return a part of indices, after checking that it is u64, the type of zTensor 1.2 section 3, or u32."""
+    """Return a part of indices, after checking that its type is u64 (zTensor 1.2, section 3) or u32."""
     part = require_part(tensor, role)
     width = INDEX_BYTES.get(part.dtype)
     if width is None or part.type not in (None, part.dtype) or part.nbytes % width:
@@ -100,20 +99,20 @@ def index_part(tensor: Tensor, role: str) -> Part:
 
 
 def read_indices(reader: PartReader, count: int, stored: DType, location: str) -> Indices:
-    """Return the next indices of a part, as u64."""
+    """Return the next indices of a part as u64."""
     indices = np.empty(count, numpy_dtype(stored.name))
     read_values(reader, indices, stored, location)
     return indices.astype(np.uint64, copy=False)
 
 
 def all_indices(part: Part) -> Indices:
-    """Return the indices of a part, as u64."""
+    """Return all indices of a part as u64."""
     indices: Indices = part.array().astype(np.uint64, copy=False)
     return indices
 
 
 class _Once:
-    """A repack reader that returns all parts with its only row."""
+    """A repack reader whose only row returns all parts."""
 
     def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
         self._make = make
@@ -122,13 +121,13 @@ class _Once:
         return self._make() if rows else {}
 
     def finish(self) -> None:
-        """Do nothing: the parts were read to their end, where their digests are checked."""
+        """Do nothing: the parts were read to their end, where digests are checked."""
 
 
 def repack_in_one_call(
     tensor: Tensor, layout: Layout, parts: tuple[PartSpec, ...], make: Callable[[], dict[str, Array]]
 ) -> Repacked:
-    """Return a sparse tensor in another layout; ``make`` reads it, checks its positions and returns the parts."""
+    """Return the repacking of a sparse tensor; ``make`` reads it, checks positions and returns the parts."""
     row = DTYPES.get(tensor.dtype)
     if row is None or row.bits < 8:
         return cannot(layout, f"values of {tensor.dtype} can be copied, but not converted")
@@ -136,7 +135,7 @@ def repack_in_one_call(
 
 
 def refuse_options(codec: str, options: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` ``<codec>.option`` if there is any option."""
+    """Raise ``UsageError`` ``<codec>.option`` if there are options."""
     if options:
         raise UsageError(f"codec {codec} has no options, found {min(options)!r}", rule=f"{codec}.option")
 
@@ -148,7 +147,7 @@ def values_spec(row: DType, size: int) -> PartSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleChunkEncoder(Encoder):
-    """The base class of both encoders: they need the tensor in one chunk, because its number of values is unknown."""
+    """The base class of both encoders, which need the tensor in one chunk because its number of values is unknown."""
 
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -162,6 +161,6 @@ class SingleChunkEncoder(Encoder):
 
 
 def require_all_rows(rows: Array, expected: int, codec: str) -> None:
-    """Raise ``CodecError`` ``<codec>.whole`` unless a chunk has all rows of the tensor."""
+    """Raise ``CodecError`` ``<codec>.whole`` if a chunk lacks rows of the tensor."""
     if len(rows) != expected:
         raise CodecError(f"{codec}.whole", f"expected all {expected} rows in one chunk, found {len(rows)}")

@@ -1,6 +1,6 @@
-"""``sparse_mask``: a bit per element, and only the selected elements, as values or as another codec's codes.
+"""``sparse_mask``: a bit per element, and the selected elements as values or as another codec's codes.
 
-Spec page: ``spec/sparse_mask.md``.
+Definition: ``spec/sparse_mask.md``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from ingot.model.tensor import Array, Tensor
 
 
 class MaskCodec(Codec):
-    """Unstructured or n:m sparsity: a mask, bit 0 of a byte first, and the selected elements.
-
-    Core ML's sparse weights.
+    """Unstructured or n:m sparsity, as in Core ML's sparse weights: a mask, lowest bit first, and the selected
+    elements.
     """
 
     id: ClassVar[str] = ID
@@ -38,9 +37,9 @@ class MaskCodec(Codec):
         params_of(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the dense values; an element whose mask bit is 0 has value 0.
+        """Return the dense values; an element whose mask bit is 0 is 0.
 
-        Stored values can be cast by the rules of codec ``dense``; codes decode to f32, f16 or bf16, and to f64.
+        Stored values can be cast by the rules of codec ``dense``; codes decode to f32, f16, bf16 or f64.
         """
         reader = reader_of(tensor)
         if isinstance(reader, DenseMaskReader):
@@ -62,8 +61,8 @@ class MaskCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> MaskEncoder:
         """Return the encoder. Options, all with defaults (``spec/sparse_mask.md``, "Options"):
 
-        ``threshold``, ``sparsity`` or ``n_m``: the elements to drop (only elements that are +0); ``inner`` dense,
-        palette or affine (dense); ``options`` of that codec; ``row_alignment`` 64: rows of the mask fill words of 64
-        bits (no).
+        ``threshold``, ``sparsity`` or ``n_m``: which elements to drop (default: those that are +0); ``inner`` dense,
+        palette or affine (dense); ``options`` of that codec; ``row_alignment`` 64: each row of the mask is padded to
+        words of 64 bits (no).
         """
         return prepare(shape, dtype, options)

@@ -30,11 +30,11 @@ from ingot.model.part import memory_part
 from ingot.model.spec import PartSpec
 from ingot.model.tensor import Array, Tensor
 
-_LOW = 16  # low bits of a magnitude, which the second pass counts
+_LOW = 16  # low bits of a magnitude, counted in the second pass
 
 
 def magnitudes(values: Array) -> Array:
-    """Return magnitudes as unsigned integers in the order of the magnitudes, NaN above infinity; f64 rounded to f32."""
+    """Return magnitudes as unsigned integers in the same order, NaN above infinity; f64 is rounded to f32."""
     plain = cast(values, "f32") if values.dtype == np.float64 else np.ascontiguousarray(values)
     width = 8 * plain.dtype.itemsize
     magnitude: Array = plain.view(f"u{plain.dtype.itemsize}") & np.array(
@@ -44,10 +44,10 @@ def magnitudes(values: Array) -> Array:
 
 
 class Keep:
-    """Selects the elements that are stored: here, all that are not zero; with ``exact``, all but +0.
+    """A selection of the elements to store: all that are not zero or, with ``exact``, all but +0.
 
-    Subclasses drop more elements. ``kept_count`` is the number of selected elements, complete after ``fit_passes``
-    passes of ``fit_pass``.
+    Subclasses drop more elements. ``kept_count`` is the number of selected elements after ``fit_passes`` passes of
+    ``fit_pass``.
     """
 
     fit_passes = 1
@@ -57,11 +57,11 @@ class Keep:
         self.kept_count = 0
 
     def fit_pass(self, rows: Array, last: bool) -> None:
-        """Process the next rows of a pass; ``last`` states that they end the pass."""
+        """Process the next rows of a pass; ``last`` marks the last rows of the pass."""
         self.kept_count += int(np.count_nonzero(self(rows)))
 
     def __call__(self, rows: Array) -> Array:
-        """Return which elements of these rows are selected."""
+        """Return a mask of the selected elements of these rows."""
         selected: Array = rows.view(f"u{rows.dtype.itemsize}") != 0 if self.exact else rows != 0
         return selected
 
@@ -80,7 +80,7 @@ class Above(Keep):
 
 
 class Pattern(Keep):
-    """A selection without the ``zeros`` smallest of every ``size`` consecutive elements of a row.
+    """A selection that drops the ``zeros`` smallest of every ``size`` consecutive elements of a row.
 
     If magnitudes are equal, the first elements are dropped.
     """
@@ -100,10 +100,10 @@ class Pattern(Keep):
 class Largest(Keep):
     """A selection that drops all elements up to a limit of magnitude.
 
-    The limit is the magnitude for which the fraction of dropped elements is nearest to ``share``. If two limits are
-    equally near, the lower one is taken. Equal magnitudes are dropped together. 16-bit types need one fit pass. Other
-    types need a pass over the high bits of all magnitudes, and a pass over the low bits of the magnitudes whose high
-    bits equal the limit's.
+    The limit is the magnitude with which the fraction of dropped elements is nearest to ``share``; of two equally near
+    limits, the lower one. Equal magnitudes are dropped together. 16-bit types need one fit pass. Other types need a
+    pass over the high bits of all magnitudes, and a pass over the low bits of magnitudes whose high bits equal the
+    limit's.
     """
 
     def __init__(self, share: float, size: int, dtype: str) -> None:
@@ -115,7 +115,7 @@ class Largest(Keep):
         self._below = 0
         self._high = -1
         self._counts = np.zeros(1 << 15, np.int64)
-        self._limit = 0  # the largest magnitude that is dropped
+        self._limit = 0  # the largest dropped magnitude
 
     def fit_pass(self, rows: Array, last: bool) -> None:
         magnitude = magnitudes(rows).reshape(-1)
@@ -158,7 +158,7 @@ _SCRATCH = 8 << 20
 class MaskEncoder(Encoder):
     """An encoder that counts selected elements in fit passes, then encodes chunks.
 
-    Codes below a byte and palettes need all rows in one chunk.
+    Palettes, and codes of less than a byte, need all rows in one chunk.
     """
 
     codec = ID
@@ -176,7 +176,7 @@ class MaskEncoder(Encoder):
         self._aligned = aligned
         self._rows, self._cols = (prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         self._bits = int(inner.params["bits"]) if inner.codec in CODES else 0
-        # The inner matrix may have other rows than the tensor: with option ``cut`` of affine.
+        # With option ``cut`` of affine, the inner matrix has other rows than the tensor.
         self._inner_cols = inner.cols if isinstance(inner, AffineEncoder) else self._cols
         self.single_chunk = inner.codec == PaletteLayout.codec or self._bits % 8 > 0 or self._inner_cols != self._cols
         layout = self._layout(None)
@@ -194,7 +194,7 @@ class MaskEncoder(Encoder):
         )
         self._seen = 0
         self._pass = 0
-        # Fit passes count the selected elements. Until then a pruning declares 0, so that no stored tensor equals it.
+        # Fit passes count the selected elements. Before that, the count is 0, so that no stored tensor seems equal.
         self.params = self._layout(None if type(keep) is Keep and self._rows else 0).attributes()
 
     def scratch_bytes(self) -> int:
@@ -204,7 +204,7 @@ class MaskEncoder(Encoder):
         return self._inner.observes()
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Let the inner encoder observe all rows: dropped values are smaller than selected ones."""
+        """Let the inner encoder observe all rows, because dropped values are smaller than selected ones."""
         return self._inner.observe(rows, start)
 
     def wider_options(self) -> Mapping[str, Any]:
@@ -215,7 +215,7 @@ class MaskEncoder(Encoder):
         return self._inner.underflow()
 
     def fit_pass(self, rows: Array) -> None:
-        """Process the next rows of the present pass."""
+        """Process the next rows of a fit pass."""
         self._seen += len(rows)
         self._keep.fit_pass(rows, self._seen == self._rows)
         if self._seen == self._rows:
@@ -260,11 +260,11 @@ class MaskEncoder(Encoder):
         reader.finish()
 
     def _pad_rows(self, keep: Array) -> Array:
-        """Return the mask with every row's bits padded with zeros."""
+        """Return the mask as bytes, each row padded with zeros."""
         return np.packbits(np.pad(keep, ((0, 0), (0, self._padding))), bitorder="little")
 
     def _unpack(self, packed: Array) -> Array:
-        """Return rows of packed codes as one byte each."""
+        """Return the codes of packed rows, one byte each."""
         rows = [unpack(row, self._bits, self._inner_cols) for row in packed] if self._bits < 8 else packed
         return np.ascontiguousarray(rows, np.uint8).reshape(-1)
 
@@ -278,7 +278,7 @@ class MaskEncoder(Encoder):
 
 
 def select(mask: Array, values: Array, count: int) -> Array:
-    """Return the ``count`` elements of ``values`` whose bit of ``mask`` is set, in order."""
+    """Return the ``count`` elements of ``values`` whose bit in ``mask`` is set, in order."""
     flat = np.ascontiguousarray(values).reshape(-1)
     out = np.empty(count, flat.dtype)
     native.kernels.mask_select(mask, as_words(flat), as_words(out))
@@ -298,14 +298,14 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> M
     inner = CODECS[name].encoder(shape, source, within)
     _require_simple(name, inner, within)
     keep = _keep(options, shape, source)
-    keep.exact = name == DenseLayout.codec and inner.lossless  # a code does not distinguish -0 from its neighbours
+    keep.exact = name == DenseLayout.codec and inner.lossless  # codes do not distinguish -0 from +0
     return MaskEncoder(shape, source, keep, inner, aligned=_is_aligned(options.get("row_alignment")))
 
 
 def _require_simple(name: str, inner: Encoder, within: Mapping[str, Any]) -> None:
     """Raise an error if the inner encoder uses vectors, fit passes or another bit order.
 
-    An encoder that receives only the selected elements cannot support these.
+    An encoder that gets only the selected elements cannot support these.
     """
     if name == PaletteLayout.codec:
         axis = next((axis for axis, count in enumerate(inner.params["groups"]) if count > 1), 0)

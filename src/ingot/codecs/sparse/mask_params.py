@@ -1,5 +1,6 @@
-"""Parameters of ``sparse_mask``, and the dense tensor that selected codes are scattered into
-(``spec/sparse_mask.md``)."""
+"""Parameters of ``sparse_mask``, and the dense tensor into which selected codes are scattered
+(``spec/sparse_mask.md``).
+"""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from ingot.model.part import Part
 from ingot.model.tensor import Tensor
 
 ID = MaskLayout.codec
-# The role of the part with the codes that are scattered, by inner codec.
+# by inner codec, the role of the part with the codes
 CODES = {PaletteLayout.codec: palette.INDICES, AffineLayout.codec: affine.CODES}
 PACKINGS = (ROWS_LSB, FLAT_LSB)
 
 
 @dataclass(frozen=True, slots=True)
 class CodeLayout:
-    """The packing of the inner codec's dense codes: ``bits`` per code, in rows of ``cols`` codes that begin at a byte.
+    """The packing of the inner codec's dense codes: ``bits`` per code, in rows of ``cols`` codes that begin at bytes.
 
     If ``cols`` is 0, all codes are one stream.
     """
@@ -39,7 +40,7 @@ class CodeLayout:
     nbytes: int
 
     def bytes_of(self, count: int) -> int:
-        """Return the number of bytes of ``count`` codes, a whole number of rows if there are rows."""
+        """Return the number of bytes of ``count`` codes, which must be full rows unless the codes are one stream."""
         rows, cols = (count // self.cols, self.cols) if self.cols else (1, count)
         return rows * -(-cols * self.bits // 8)
 
@@ -48,9 +49,8 @@ class CodeLayout:
 class MaskParams:
     """The checked attributes of a tensor.
 
-    ``padding`` is the number of bits after the columns of every row of the mask. ``inner`` is the dense tensor without
-    the part of its codes, and ``layout`` is the packing of the codes. Both are None if the tensor stores values instead
-    of codes.
+    ``padding`` is the number of bits after each row of the mask. If the tensor stores codes, ``inner`` is the dense
+    tensor without its codes, and ``layout`` their packing; if it stores values, both are None.
     """
 
     nnz: int
@@ -60,13 +60,13 @@ class MaskParams:
 
     @property
     def codec(self) -> Codec:
-        """The inner codec; only for a tensor whose inner codec is not ``dense``."""
+        """The inner codec of a tensor that stores codes."""
         assert self.inner is not None
         return CODECS[self.inner.codec]
 
 
 def params_of(tensor: Tensor) -> MaskParams:
-    """Return a tensor's checked parameters; checks the types and sizes of its parts, and reads no part's bytes.
+    """Check a tensor's parameters, and the types and sizes of its parts; return the parameters. Reads no part's bytes.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def params_of(tensor: Tensor) -> MaskParams:
     inner = replace(tensor, codec=codec, params=params, parts=inner_parts, decoder=CODECS[codec])
     layout = _layout(stored.inner, inner)
     _require(tensor, selected, "u8", -(-stored.nnz * layout.bits // 8))
-    codes = Part("u8", layout.nbytes, MemorySource(b""))  # only its size is used
+    codes = Part("u8", layout.nbytes, MemorySource(b""))  # only the size is used
     checked = MaskParams(stored.nnz, padding, inner, layout)
     checked.codec.check(with_codes(checked, codes))
     return checked

@@ -1,4 +1,4 @@
-"""Reading of ``sparse_mask``: selected values are expanded by the mask, in batches that stay in cache."""
+"""Reading of ``sparse_mask``: the mask expands selected values, in batches that stay in cache."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ BATCH = 1 << 17  # elements at a time
 
 
 class AlignedBits:
-    """A sequential reader of a mask with padded rows, which returns the bits of the columns; see ``BitReader``.
+    """A sequential reader of a mask with padded rows that returns the bits of the columns; see ``BitReader``.
 
-    Padding bits that are not 0 are refused: ``sparse_mask.padding``.
+    Padding bits that are not 0 are refused with ``sparse_mask.padding``.
     """
 
     def __init__(self, part: Part, cols: int, padding: int, location: str) -> None:
@@ -35,7 +35,7 @@ class AlignedBits:
         self._column = 0  # the column of the next bit
 
     def next(self, count: int) -> Array:
-        """Return the next ``count`` bits as a stream that begins at a byte, padded with zero bits."""
+        """Return the next ``count`` bits as a stream that begins at a byte, padded with zeros."""
         out = np.empty(count, np.uint8)
         filled = 0
         while filled < count:
@@ -46,16 +46,16 @@ class AlignedBits:
         return np.packbits(out, bitorder="little")
 
     def skip(self, count: int) -> None:
-        """Skip the next ``count`` bits, and the padding of the rows that end with them, without checking it."""
+        """Skip the next ``count`` bits, and, without a check, the padding of the rows that end within them."""
         rows, self._column = divmod(self._column + count, self._cols)
         self._bits.skip(count + rows * self._padding)
 
     def finish(self) -> None:
-        """Check the digest, after all bits were read or skipped."""
+        """Check the digest; called after all bits were read or skipped."""
         self._bits.finish()
 
     def _rows(self, count: int) -> Array:
-        """Return the bits of the next ``count`` full rows, without padding, as one byte per bit."""
+        """Return the bits of the next ``count`` full rows without padding, one byte per bit."""
         width = self._cols + self._padding
         bits = np.unpackbits(self._bits.next(count * width), count=count * width, bitorder="little")
         rows = bits.reshape(count, width)
@@ -64,7 +64,7 @@ class AlignedBits:
         return columns
 
     def _start_row(self, count: int) -> Array:
-        """Return the next ``count`` bits of a row, one bit per byte; if they end the row, also skip its padding."""
+        """Return the next ``count`` bits of a row, one byte per bit; if the row ends, skip its padding too."""
         bits: Array = np.unpackbits(self._bits.next(count), count=count, bitorder="little")
         self._column += count
         if self._column == self._cols:
@@ -74,16 +74,14 @@ class AlignedBits:
 
     def _require_zeros(self, padding: Array) -> None:
         if padding.any():
-            raise CodecError(
-                f"{ID}.padding", "expected zeros after the columns of every row, found others", where=self._location
-            )
+            raise CodecError(f"{ID}.padding", "expected zeros after the columns of every row", where=self._location)
 
 
 class Mask:
-    """A sequential reader of the mask, which compares the number of set bits with the declared number.
+    """A sequential reader of the mask that compares the number of set bits with the declared number.
 
-    Raises errors if bits after the last element are set (``sparse_mask.padding``), or if the numbers differ
-    (``sparse_mask.popcount``).
+    Raises ``sparse_mask.padding`` if bits after the last element are set, ``sparse_mask.popcount`` if the numbers
+    differ.
     """
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
@@ -109,7 +107,7 @@ class Mask:
         return bits, selected
 
     def skip(self, count: int) -> None:
-        """Skip the next ``count`` bits; the number of set bits is then not checked."""
+        """Skip the next ``count`` bits; afterwards the number of set bits is not checked."""
         self._bits.skip(count)
         self._remaining = None
 
@@ -129,7 +127,7 @@ class Mask:
 
 
 def read_mask(tensor: Tensor) -> Array:
-    """Return which elements a tensor stores, bool in its shape; raises the errors of a reader."""
+    """Return a bool array of the tensor's shape that marks stored elements; raises the errors of a reader."""
     mask = Mask(tensor, params_of(tensor))
     packed, _ = mask.next(tensor.size)
     mask.finish()
@@ -137,7 +135,7 @@ def read_mask(tensor: Tensor) -> Array:
 
 
 class DenseMaskReader(Rows):
-    """A sequential reader of a tensor that stores the selected values themselves."""
+    """A sequential reader of a tensor that stores the selected values."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         self._name = tensor.name
@@ -162,7 +160,7 @@ class DenseMaskReader(Rows):
             native.kernels.mask_expand(mask, as_words(values), as_words(target))
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values; the mask says how many of them are stored."""
+        """Skip ``count`` values, with the stored values among them."""
         self._values.skip(self._row.nbytes(self._mask.count_bits(count)))
 
     def finish(self) -> None:
@@ -171,7 +169,7 @@ class DenseMaskReader(Rows):
 
 
 class CodeMaskReader(Rows):
-    """A sequential reader of a tensor that stores codes: the inner codec reads them as a dense tensor."""
+    """A sequential reader of a tensor that stores codes; the inner codec decodes them as a dense tensor."""
 
     def __init__(self, tensor: Tensor, params: MaskParams) -> None:
         assert params.layout is not None
@@ -192,7 +190,7 @@ class CodeMaskReader(Rows):
             native.kernels.mask_clear(mask, as_words(target.reshape(-1)))
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         self._mask.skip(count)
         skip_elements(self._inner, count, self._cols, self._dtype)
 
@@ -203,10 +201,10 @@ class CodeMaskReader(Rows):
 
 
 class ScatteredCodes:
-    """A byte source with the codes of a dense tensor, computed when they are read.
+    """A byte source with the codes of a dense tensor, computed on access.
 
-    An element whose mask bit is 0 has code 0. The source must be read once, from beginning to end; skipped codes are
-    not computed.
+    An element whose mask bit is 0 has the code 0. The source must be read once, from beginning to end; skipped codes
+    are not computed.
     """
 
     mapped = False
@@ -267,7 +265,7 @@ class ScatteredCodes:
             nbytes -= size
 
     def _step(self) -> int:
-        """Return the number of elements that are computed at a time."""
+        """Return the number of elements to compute at a time."""
         cols = self._layout.cols
         return min(max(1, BATCH // cols) * cols if cols else BATCH, self._elements)
 
@@ -277,7 +275,7 @@ class ScatteredCodes:
         count = self._step()
         self._elements -= count
         if not count:
-            raise ValueError("expected at most the remaining codes of the tensor, found more")
+            raise ValueError("more codes were requested than the tensor has")
         mask, selected = self._mask.next(count)
         codes = np.empty(count, np.uint8)
         native.kernels.mask_expand(mask, unpack(self._selected.next(selected), bits, selected), codes)
@@ -288,11 +286,11 @@ class ScatteredCodes:
 
 
 def as_words(values: Array) -> Array:
-    """Return a view of values as unsigned integers of their size."""
+    """Return values as unsigned integers of their size, without a copy."""
     return values.view(f"u{values.dtype.itemsize}")
 
 
 def reader_of(tensor: Tensor) -> DenseMaskReader | CodeMaskReader:
-    """Return the reader of a tensor, after checking it."""
+    """Check a tensor, and return its reader."""
     params = params_of(tensor)
     return DenseMaskReader(tensor, params) if params.inner is None else CodeMaskReader(tensor, params)

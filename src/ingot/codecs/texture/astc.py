@@ -22,12 +22,12 @@ from ingot.model.tensor import Array, Tensor
 ROLES = ("blocks", "scales", "zeros")
 OPTIONS = ("footprint", "quality")
 _option_error = partial(option_error, AstcLayout.codec)
-# Bytes of a context to encode, one to measure, and a band of texels: 7 MB with the largest footprint.
+# Bytes of a context for encoding, one for measuring, and a band of texels: 7 MB with the largest footprint.
 _SCRATCH = 8 << 20
 
 
 class AstcEncoder(Encoder):
-    """An encoder that maps ``[-amax, amax]`` to texels in [0, 1] and compresses bands of block rows.
+    """An encoder that maps ``[-amax, amax]`` to texels in [0, 1], and compresses bands of rows of blocks.
 
     A fit pass determines ``amax``.
     """
@@ -61,12 +61,12 @@ class AstcEncoder(Encoder):
         library()
 
     def fit_pass(self, rows: Array) -> None:
-        """Add ``rows`` to the largest magnitude, which becomes the texture's scale.
+        """Update the largest magnitude, which becomes the texture's scale.
 
         Raises
         ------
         CodecError
-            ``astc.non-finite``; ``astc.scale-overflow`` if twice the largest magnitude is past f32.
+            ``astc.non-finite``; ``astc.scale-overflow`` if twice the largest magnitude exceeds f32.
         """
         if rows.size:
             low, high, bad = native.kernels.affine_range(as_bits(rows), float_name(rows))
@@ -146,7 +146,7 @@ class AstcReader(Rows):
             rows_read += count
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows; only a band in which they end is decoded."""
+        """Skip ``count`` values, which must be full rows; only the band in which they end is decoded."""
         rows = count // max(self._layout.cols, 1)
         buffered = min(rows, len(self._texels))
         self._texels, rows = self._texels[buffered:], rows - buffered
@@ -165,7 +165,7 @@ class AstcReader(Rows):
     def _next_band(self) -> Array:
         layout = self._layout
         if self._band >= layout.bands:
-            raise ValueError(f"expected at most {layout.rows} rows, found more")
+            raise ValueError(f"more than {layout.rows} rows were requested")
         band_rows, band_bytes = layout.band(self._band)
         stored = np.empty(band_bytes.stop - band_bytes.start, np.uint8)
         self._blocks.readinto(stored.data)
@@ -211,9 +211,9 @@ class AstcCodec(Codec):
         return AstcReader(tensor)
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> AstcEncoder:
-        """Return the encoder. Options: ``footprint`` (6x6), any of the 14 of ASTC; ``quality`` 0 to 100 (10).
+        """Return the encoder. Options: ``footprint`` (6x6), one of ASTC's 14; ``quality`` 0 to 100 (10).
 
-        The package ``astc-encoder-py`` is only needed later; see ``AstcEncoder.ready``.
+        The package ``astc-encoder-py`` is not needed before ``AstcEncoder.ready``.
         """
         source = source_dtype(AstcLayout.codec, dtype, FLOATS)
         require_known(AstcLayout.codec, options, OPTIONS)
@@ -234,7 +234,7 @@ def decode_band(
     out: Array,
     location: str | None = None,
 ) -> None:
-    """Decode a band's blocks into ``out`` ([rows, cols], C order): ``texel * scale + zero`` in f32, rounded once."""
+    """Decode a band's blocks into ``out`` [rows, cols], C order: ``texel * scale + zero`` in f32, rounded once."""
     _finish(_texels_of(coder, layout, stored, len(out), location), scale, out, location)
 
 
@@ -244,7 +244,7 @@ def _texels_of(coder: Coder, layout: Blocks, stored: Array, rows: int, location:
         for columns in layout.columns():
             first = columns.start // layout.width * BLOCK_BYTES
             last = -(-columns.stop // layout.width) * BLOCK_BYTES
-            # Columns are split only in bands of one block row, so that their blocks are contiguous.
+            # Columns are split only in bands of one row of blocks, so that the blocks of a split are contiguous.
             blocks = stored if columns == slice(0, layout.cols) else stored[first:last]
             coder.decompress(blocks.tobytes(), texels[:, columns])
     except CodecError as error:
@@ -263,7 +263,7 @@ def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, loc
     if bound > limit and values.size and not float(np.abs(values).max()) <= limit:
         raise CodecError(
             "astc.overflow",
-            f"expected values that {dtype} can hold, found one past {limit:g}; decode to f32 or bf16",
+            f"expected values in the range of {dtype}, found one beyond {limit:g}; decode to f32 or bf16",
             where=location,
         )
     if values is not out:
@@ -271,7 +271,7 @@ def _finish(texels: Array, scale: tuple[np.float32, np.float32], out: Array, loc
 
 
 def _prepare(tensor: Tensor) -> tuple[Blocks, Coder, tuple[np.float32, np.float32]]:
-    """Return the blocks, the coder, and the checked (scale, zero) of a tensor; reads scale and zero."""
+    """Return the blocks, the coder, and the checked (scale, zero) of a tensor; scale and zero are read."""
     footprint = AstcLayout.from_tensor(tensor).footprint
     layout = Blocks(*tensor.matrix_shape, *FOOTPRINTS[footprint])
     scale, zero = (np.float32(tensor.parts[role].array()[0]) for role in ROLES[1:])

@@ -1,7 +1,7 @@
-"""The ASTC coder for images of one channel: bands of block rows, and contexts that threads share.
+"""The ASTC coder for images of one channel: bands of rows of blocks, and contexts that threads share.
 
-ASTC blocks are independent of each other (Khronos Data Format Specification 1.3, chapter 23), so an image may be coded
-in any parts with full blocks; the bytes are the same.
+ASTC blocks are independent of each other (Khronos Data Format Specification 1.3, chapter 23). An image may therefore be
+coded in any parts with full blocks; the bytes are the same.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ FOOTPRINTS = {
         (12, 12),
     )
 }
-"""Width and height in texels of the two-dimensional footprints, in the order of the Khronos enumeration."""
+"""Width and height in texels of the two-dimensional footprints, in Khronos's order."""
 
-_TEXELS = 1 << 16  # texels per call, whose image of four f16 channels takes half a megabyte
+_TEXELS = 1 << 16  # texels per call; their image of four f16 channels has half a megabyte
 
 
 def library() -> Any:
-    """Return the module ``astc_encoder``; ``MissingExtraError`` if it is not installed."""
+    """Return the module ``astc_encoder``; raise ``MissingExtraError`` if it is not installed."""
     return require("astc_encoder", "astc")
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of an image of ``rows x cols`` texels, row by row, and the *bands* of block rows that are coded at
-    once."""
+    """The blocks of an image of ``rows x cols`` texels, row by row, in *bands* of rows of blocks that are coded at a
+    time.
+    """
 
     rows: int
     cols: int
@@ -94,18 +95,18 @@ class Blocks:
 
 
 class Coder:
-    """A coder of bands of one footprint and quality.
+    """A coder of bands with one footprint and quality.
 
-    A context of the library serves one thread at a time and takes milliseconds to create. So each call takes a free
-    context, or creates one, and returns it to the pool.
+    A context of the library serves one thread at a time, and creating it takes milliseconds. Each call therefore uses a
+    free context, or creates one, and returns it to the pool.
     """
 
     def __init__(self, footprint: str, quality: float | None) -> None:
-        """Set the footprint; ``quality`` is None for decoding only."""
+        """Set the footprint; ``quality`` is None if the coder only decodes."""
         self._key = footprint, quality
 
     @cached_property
-    def _module(self) -> Any:  # imported on first use: planning works without the package
+    def _module(self) -> Any:  # imported on first use, so that planning works without the package
         return library()
 
     @cached_property
@@ -123,7 +124,7 @@ class Coder:
     def decompress(self, blocks: bytes, out: Array) -> None:
         """Decode the red channel into the f16 texels ``out``, ``[rows, cols]``.
 
-        Raises ``CodecError`` ``astc.block`` for a block that the profile does not allow (it decodes to NaN).
+        Raises ``CodecError`` ``astc.block`` for a block that the profile does not allow, which decodes to NaN.
         """
         rows, cols = out.shape
         with _context(self._module, *self._key) as context:
@@ -142,7 +143,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def _context(module: Any, footprint: str, quality: float | None) -> Iterator[Any]:
-    """Lend a context to one thread. The pool grows to the largest number of contexts in use at once."""
+    """Lend a context to one thread; the pool grows to the largest number of contexts used at once."""
     with _lock:
         idle = _free.setdefault((footprint, quality), [])
         context = idle.pop() if idle else None

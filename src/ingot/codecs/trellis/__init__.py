@@ -1,1 +1,1 @@
-"""Weights as windows of bit streams: neighbours share bits, so that few bits choose among many values."""
+"""Weights as windows of bit streams: neighbours share bits, so that few bits per weight select among many values."""

@@ -1,4 +1,4 @@
-"""``trellis``: a window of 12 bits of a bit stream selects each weight's value, times its group's scale.
+"""``trellis``: a window of 12 bits in a bit stream selects each weight's value, which is multiplied by a scale.
 
 Definition: ``spec/trellis.md``.
 """
@@ -27,7 +27,7 @@ _STEP = 1 << 20  # elements per thread and call
 class TrellisCodec(Codec):
     """Bit streams of 2, 3 or 4 bits per weight, in which windows of 12 bits select one of 4096 values, times scales.
 
-    A weight's window begins at the weight's first bit. Columns of a row share a scale in groups.
+    A weight's window begins at the weight's first bit. Groups of columns of a row share a scale.
     """
 
     id: ClassVar[str] = ID
@@ -70,9 +70,9 @@ class TrellisCodec(Codec):
         return TrellisReader(tensor, _checked(tensor))
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return the positions of bands, with the bytes of the streams and scales of a band.
+        """Return the positions of bands: the bytes of the streams and scales of each band.
 
-        Return None unless the matrices of the tensor and of ``shape`` consist of full bands.
+        Return None if the matrices of the tensor, or of ``shape``, do not consist of full bands.
         """
         layout = _checked(tensor)
         cols = tensor.matrix_shape[1]
@@ -87,8 +87,8 @@ class TrellisCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> TrellisEncoder:
         """Return the encoder. Options, all with defaults:
 
-        ``bits`` 2, 3 or 4 (4); ``group`` columns that share a scale, a divisor of a row's (64); ``scales`` f16, bf16 or
-        f32 (f16).
+        ``bits`` 2, 3 or 4 (4); ``group``, the columns that share a scale, a divisor of the row length (64); ``scales``
+        f16, bf16 or f32 (f16).
         """
         return TrellisEncoder(shape, layout_for(shape, source_dtype(ID, dtype, DTYPES_OF_VALUES), options))
 

@@ -1,4 +1,4 @@
-"""Encoding: scales from each group's magnitude, streams of least squared error, then scales that fit the streams."""
+"""Encoding of trellises: scales from magnitudes, streams of least squared error, then scales that fit the streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.model.tensor import Array
 
 ID = TrellisLayout.codec
 OPTIONS = ("bits", "group", "scales")
-_TURNS = 2  # times that streams and scales are chosen, alternately
+_TURNS = 2  # alternations between choosing streams and choosing scales
 _option_error = partial(option_error, ID)
 
 
@@ -49,19 +49,19 @@ def layout_for(shape: Shape, dtype: str, options: Mapping[str, Any]) -> TrellisL
     cols = matrix_shape(shape)[1]
     if cols % group:
         raise UnsupportedError(
-            f"codec {ID} expects columns that group {group} divides, found {cols}; take another group",
+            f"codec {ID} expects columns that group {group} divides, found {cols}; use another group",
             rule=f"{ID}.group",
         )
     return TrellisLayout(bits, group, band_for(inner_rows(shape)), dtype, scales)
 
 
-_SCRATCH = 8 << 20  # bytes that a search keeps for each row
+_SCRATCH = 8 << 20  # bytes that a search needs for each row
 
 
 class TrellisEncoder(Encoder):
-    """An encoder of bands of rows, each independent of the others.
+    """An encoder of independent bands of rows.
 
-    A group's scale is first the root of its mean square. After the search of streams, it becomes the scale of least
+    A group's scale is first its root mean square. After the search for streams, it becomes the scale with the least
     squared error for these streams.
     """
 
@@ -88,8 +88,8 @@ class TrellisEncoder(Encoder):
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return each part's bytes for ``rows``.
 
-        Raises ``CodecError``: ``trellis.non-finite``; ``trellis.scale-overflow``: the scales' type cannot hold the
-        scale of a group.
+        Raises ``CodecError`` ``trellis.non-finite``, or ``trellis.scale-overflow`` if a group's scale exceeds the range
+        of its type.
         """
         wide = cast(rows, "f32")
         if not np.isfinite(wide).all():
@@ -117,16 +117,16 @@ class TrellisEncoder(Encoder):
             offset += size
 
     def _bands(self, rows: int) -> list[tuple[int, int]]:
-        """Return the first row of each band of a chunk of ``rows`` rows and the row after its last.
+        """Return the first row and the row after the last of each band in a chunk of ``rows`` rows.
 
-        A chunk must begin with a band. If bands differ in height, it must begin with a matrix.
+        A chunk must begin with a band, or with a matrix if bands differ in height.
         """
         inner = rows if self.step == self._layout.band else self._inner
         return list(bands_of(rows, inner, self._layout.band))
 
 
 def encode_band(target: Array, layout: TrellisLayout) -> tuple[Array, Array]:
-    """Return windows (u16) and scales (f32 [groups, rows]) of a transposed band, f32 [cols, rows]."""
+    """Encode a transposed band, f32 [cols, rows]: return windows (u16) and scales (f32 [groups, rows])."""
     cols, rows = target.shape
     grouped = target.reshape(cols // layout.group, layout.group, rows)
     windows = np.zeros(target.shape, np.uint16)
@@ -145,9 +145,9 @@ def encode_band(target: Array, layout: TrellisLayout) -> tuple[Array, Array]:
 
 
 def round_scales(scales: Array, dtype: str) -> Array:
-    """Return scales as f32, rounded to ``dtype``. Raises ``CodecError`` ``trellis.scale-overflow``."""
+    """Return scales as f32, rounded to ``dtype``; raise ``CodecError`` ``trellis.scale-overflow``."""
     with np.errstate(over="ignore"):
         rounded = cast(cast(scales.astype(np.float32), dtype), "f32")
     if not np.isfinite(rounded).all():
-        raise CodecError(f"{ID}.scale-overflow", f"{dtype} cannot hold a scale; use scales=bf16 or scales=f32")
+        raise CodecError(f"{ID}.scale-overflow", f"{dtype} cannot represent a scale; use scales=bf16 or scales=f32")
     return rounded

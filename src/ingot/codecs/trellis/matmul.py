@@ -1,4 +1,4 @@
-"""Products with trellises that stay packed (``spec/trellis.md``, "Multiplying")."""
+"""Products with packed trellises (``spec/trellis.md``, "Multiplying")."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ingot.model.tensor import Array, Tensor
 
 
 class TrellisMatrix(TileMatrix):
-    """A matrix that is stored as streams and scales; ``params`` is a ``TrellisLayout``."""
+    """A matrix of streams and scales; ``params`` is a ``TrellisLayout``."""
 
     params: TrellisLayout
 
     @classmethod
     def from_tensor(cls, tensor: Tensor) -> TrellisMatrix:
-        """Return the matrix of a 2-d tensor, over its parts without a copy.
+        """Return the matrix of a 2-d tensor without copying its parts.
 
         Raises
         ------
@@ -89,13 +89,13 @@ class TrellisMatrix(TileMatrix):
         return bands_of(self.shape[0], self.shape[0], self.params.band)
 
     def _words(self, first: int, last: int) -> Array:
-        start = 2 * self.shape[1] * self.params.stream_words(first)  # bands before it have full words
+        start = 2 * self.shape[1] * self.params.stream_words(first)  # earlier bands have full words
         return self.packed[start : start + 2 * self.shape[1] * self.params.stream_words(last - first)]
 
 
 def stays_packed(tensor: Tensor, *, direct: bool = False) -> bool:
-    """Return whether ``TrellisMatrix.from_tensor`` supports a tensor, judged by its attributes alone.
+    """Return whether ``TrellisMatrix.from_tensor`` supports a tensor, according to its attributes.
 
-    Return False if ``direct`` is set, because a product with one row takes as long as decoding.
+    If ``direct`` is set, return False, because a product with one row takes as long as decoding.
     """
     return tensor.codec == TrellisLayout.codec and len(tensor.shape) == 2 and 0 not in tensor.shape and not direct

@@ -15,7 +15,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 def decode_rows(layout: TrellisLayout, words: Array, height: int, scales: Array, first: int, out: Array) -> None:
-    """Decode rows of a band of ``height`` rows, from row ``first``, into ``out`` ([rows, cols], C order), rounded once.
+    """Decode rows of a band of ``height`` rows, from row ``first`` on, into ``out`` [rows, cols], rounded once.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def decode_rows(layout: TrellisLayout, words: Array, height: int, scales: Array,
     Raises
     ------
     CodecError
-        ``trellis.overflow``: a finite scale gives a value past the range of ``out.dtype``.
+        ``trellis.overflow``: a finite scale gives a value beyond the range of ``out.dtype``.
     """
     values = values_of(layout.bits)
     dtype = float_name(out)
@@ -41,11 +41,11 @@ def decode_rows(layout: TrellisLayout, words: Array, height: int, scales: Array,
         return
     spread = np.repeat(np.isfinite(wide), layout.group, axis=1)
     if (spread & ~np.isfinite(cast(out, "f32"))).any():
-        raise CodecError("trellis.overflow", f"expected products of scale and value that {dtype} can hold")
+        raise CodecError("trellis.overflow", f"expected products of scale and value in the range of {dtype}")
 
 
 def check_padding(layout: TrellisLayout, words: Array, height: int, location: str) -> None:
-    """Raise ``CodecError`` ``trellis.padding`` if bits after the last symbol of a stream are not 0."""
+    """Raise ``CodecError`` ``trellis.padding`` if bits after the last symbol of a stream are set."""
     used = height * layout.bits % WORD
     if used:
         last = words[-(words.size // layout.stream_words(height)) :].view("<u2")
@@ -53,7 +53,7 @@ def check_padding(layout: TrellisLayout, words: Array, height: int, location: st
 
 
 class TrellisReader(Rows):
-    """A sequential reader that holds the streams of one band."""
+    """A sequential reader that buffers the streams of one band."""
 
     def __init__(self, tensor: Tensor, layout: TrellisLayout) -> None:
         self._layout = layout
@@ -62,7 +62,7 @@ class TrellisReader(Rows):
         self._streams = tensor.parts[STREAMS].reader()
         self._scales = tensor.parts[SCALES].reader()
         self._bands = bands_of(self._rows if self._cols else 0, inner_rows(tensor.shape), layout.band)
-        self._row = self._first = self._stop = 0  # the next row; the present band
+        self._row = self._first = self._stop = 0  # the next row; the current band
         self._band_words: Array | None = None
 
     def fill(self, out: Array) -> None:
@@ -84,7 +84,7 @@ class TrellisReader(Rows):
             rows_read += count
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows; bands that are skipped entirely are not read."""
+        """Skip ``count`` values, which must be full rows; bands that are skipped completely are not read."""
         rows = count // max(self._cols, 1)
         self._scales.skip(rows * self._per_row)
         while rows:

@@ -1,4 +1,4 @@
-"""Packing of windows into streams: bands of rows, the symbols of each column one after the other."""
+"""Packing of windows into streams: bands of rows, in which the symbols of each column follow one another."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from ingot.model.tensor import Array
 
 WINDOWS = 1 << 12
 STEPS = {2: 3043, 3: 1543, 4: 263}
-"""For each number of bits, the odd factor that turns a window into the rank of its value."""
+"""For each number of bits, the odd factor that maps a window to the rank of its value."""
 
 
 @cache
 def values_of(bits: int) -> Array:
-    """Return the values of the 4096 windows: f32 that f16 holds, read-only.
+    """Return the values of the 4096 windows: f32 values that f16 can represent, read-only.
 
-    Window w has the quantile ``(r + 1/2) / 4096`` of the normal distribution with ``r = STEPS[bits] * w mod 4096``.
+    The value of window w is the quantile ``(r + 1/2) / 4096`` of the normal distribution; ``r = STEPS[bits] * w mod
+    4096``.
     """
     normal = NormalDist()
     half = np.array([normal.inv_cdf((rank + 0.5) / WINDOWS) for rank in range(WINDOWS // 2, WINDOWS)])
@@ -31,9 +32,9 @@ def values_of(bits: int) -> Array:
 
 
 def bands_of(rows: int, inner: int, band: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each band and the row after its last.
+    """Yield the first row and the row after the last of each band.
 
-    Each ``inner`` consecutive rows are a matrix with its own bands.
+    Each ``inner`` consecutive rows are a matrix with separate bands.
     """
     for first in range(0, rows, max(inner, 1)):
         for start in range(first, first + inner, band):
@@ -41,13 +42,13 @@ def bands_of(rows: int, inner: int, band: int) -> Iterator[tuple[int, int]]:
 
 
 def band_for(inner: int, max_rows: int = 256) -> int:
-    """Return the height of the bands of a matrix of ``inner`` rows: at most ``max_rows``, and about equal."""
+    """Return the height of the bands for a matrix of ``inner`` rows: about equal, at most ``max_rows``."""
     count = max(1, -(-inner // max_rows))
     return WORD * max(1, -(-inner // (WORD * count)))
 
 
 def pack_band(windows: Array, layout: TrellisLayout) -> Array:
-    """Return the streams of a band, windows u16 [cols, rows], as bytes: words by position and then by column."""
+    """Pack the windows of a band, u16 [cols, rows], into streams of bytes: words by position, then by column."""
     cols, rows = windows.shape
     bits, blocks = layout.bits, -(-rows // WORD)
     symbols = np.zeros((blocks * WORD, cols), np.uint64)
@@ -55,6 +56,6 @@ def pack_band(windows: Array, layout: TrellisLayout) -> Array:
     packed = np.zeros((blocks, cols), np.uint64)
     for row in range(WORD):
         packed |= symbols[row::WORD] << np.uint64(row * bits)
-    # The number of words of sixteen symbols is the number of bits of a symbol.
+    # Sixteen symbols fill as many words as a symbol has bits.
     words = np.stack([packed >> np.uint64(WORD * index) for index in range(bits)], 1).astype("<u2")
     return words.reshape(-1, cols)[: layout.stream_words(rows)].reshape(-1).view(np.uint8)

@@ -1,1 +1,1 @@
-"""Codecs around another codec: with outliers stored as separate values, or with low-rank factors."""
+"""Codecs around another codec, with separate outliers or a low-rank correction."""

@@ -32,12 +32,12 @@ VERSION = 1
 FACTORS = ("f32", "f16", "bf16")
 OPTIONS = ("rank", "error", "factors")
 RANK = 64
-_SCRATCH = 1 << 16  # elements whose sums stay in cache
+_SCRATCH = 1 << 16  # elements whose sums stay in the cache
 Fit = Callable[[Array, int, float | None], tuple[Array, Array]]
 
 
 def product_into(left_factor: Array, right: Array, out: Array) -> None:
-    """Write ``left_factor @ right`` into ``out``: terms in order, each product and sum in f32, rounded once.
+    """Write ``left_factor @ right`` to ``out``: terms in order, each product and sum in f32, rounded once.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def product_into(left_factor: Array, right: Array, out: Array) -> None:
     Raises
     ------
     CodecError
-        ``low_rank.overflow``: finite factors give a value past the range of ``out.dtype``. Factors that are not
+        ``low_rank.overflow``: finite factors give a value beyond the range of ``out.dtype``. Factors that are not
         finite decode by the rules of IEEE 754.
     """
     rows, cols = out.shape
@@ -67,25 +67,25 @@ def product_into(left_factor: Array, right: Array, out: Array) -> None:
 
 
 def _may_overflow(left_factor: Array, right: Array, dtype: str) -> bool:
-    """Return whether the largest factors allow a sum past the range of ``dtype``, or are not finite."""
+    """Return whether the largest factors allow a sum beyond the range of ``dtype``, or are not finite."""
     bound = float(np.abs(left_factor).max(initial=0)) * float(np.abs(right).max(initial=0)) * len(right)
     return not bound * (1 + len(right) * 2.0**-22) <= LARGEST[dtype]  # each term and each sum may be rounded up
 
 
 def _refuse_overflow(left_factor: Array, right: Array, out: Array) -> None:
-    """Raise ``CodecError`` if ``out`` is not finite where its row and column of factors are."""
+    """Raise ``CodecError`` if a value of ``out`` is not finite although its row and column of factors are."""
     sound = np.logical_and.outer(np.isfinite(left_factor).all(axis=1), np.isfinite(right).all(axis=0))
     if bool((sound & ~np.isfinite(out)).any()):
         dtype = float_name(out)
         raise CodecError(
             f"{ID}.overflow",
-            f"expected values that {dtype} can hold, found one past {LARGEST[dtype]:g}"
+            f"expected values in the range of {dtype}, found one beyond {LARGEST[dtype]:g}"
             + ("; decode to f32 or bf16" if dtype == "f16" else ""),
         )
 
 
 class LowRankReader(Rows):
-    """A sequential reader that holds ``right`` and a chunk of ``left``."""
+    """A sequential reader that buffers ``right`` and a chunk of ``left``."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._rank = _checked(tensor)
@@ -114,7 +114,7 @@ class LowRankReader(Rows):
                 raise error.add_location(self._tensor_name) from None
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         rows = count // max(self._cols, 1)
         self._row += rows
         self._left_reader.skip(rows * self._rank * numpy_dtype(self._left_part.dtype).itemsize)
@@ -125,8 +125,7 @@ class LowRankReader(Rows):
 
 
 class LowRankEncoder(Encoder):
-    """An encoder that finds the factors in one fit pass of the entire matrix, and retains them until they are
-    written."""
+    """An encoder that finds the factors in one fit pass of the matrix, and stores them until they are written."""
 
     codec: str = ID
     fit_passes: int = 1
@@ -168,8 +167,8 @@ class LowRankEncoder(Encoder):
     def fit_pass(self, rows: Array) -> None:
         """Find the factors of the matrix ``rows``, which must be complete.
 
-        Raises ``CodecError``: ``low_rank.non-finite``, ``low_rank.whole``, ``low_rank.overflow`` (the factors' type
-        cannot hold a factor, or the tensor's type a product).
+        Raises ``CodecError`` ``low_rank.non-finite``, ``low_rank.whole``, or ``low_rank.overflow`` if a factor exceeds
+        the range of its type, or a product that of the tensor's.
         """
         if rows.shape != self._matrix:
             raise CodecError(f"{ID}.whole", f"expected all of {list(self._matrix)} in one chunk, found {rows.shape}")
@@ -182,13 +181,13 @@ class LowRankEncoder(Encoder):
             self._factors = cast(left_factor, self._factor_dtype), cast(right, self._factor_dtype)
         if not all(np.isfinite(factor.astype(np.float32)).all() for factor in self._factors):
             raise CodecError(
-                f"{ID}.overflow", f"{self._factor_dtype} cannot hold a factor; use factors=bf16 or factors=f32"
+                f"{ID}.overflow", f"{self._factor_dtype} cannot represent a factor; use factors=bf16 or factors=f32"
             )
         self._refuse_overflow(*(cast(factor, "f32") for factor in self._factors))
         self.params = {"codec_version": VERSION, "rank": len(self._factors[1]), "dtype": self._dtype}
 
     def _refuse_overflow(self, left_factor: Array, right: Array) -> None:
-        """Compute the product, a few rows at a time, if it may leave the range of the tensor's type."""
+        """Compute the product, a few rows at a time, if it may exceed the range of the tensor's type."""
         if _may_overflow(left_factor, right, self._dtype):
             step = max(1, _SCRATCH // max(right.shape[1], 1))
             for start in range(0, len(left_factor), step):
@@ -233,9 +232,9 @@ class LowRankCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> LowRankEncoder:
         """Return the encoder. Options, all with defaults:
 
-        ``rank``, the largest rank (64); ``error`` (none): the smallest rank is taken for which the residual's norm is
-        at most this fraction of the tensor's norm; ``factors`` auto, f32, f16 or bf16 (auto: f16, or bf16 for small
-        values).
+        ``rank``, the largest rank (64); ``error``: if set, the smallest rank is used with which the norm of the
+        residual is at most this fraction of the tensor's norm; ``factors`` auto, f32, f16 or bf16 (auto: f16, or bf16
+        for small values).
         """
         source = source_dtype(ID, dtype, FACTORS)
         require_known(ID, options, OPTIONS)
@@ -247,7 +246,7 @@ class LowRankCodec(Codec):
 def factor_options(
     codec: str, options: Mapping[str, Any], rank: int, dtypes: Collection[str], dtype: str
 ) -> tuple[int, float | None, str]:
-    """Return the largest rank, the error and the factors' type, one of ``dtypes``; defaults are ``rank`` and ``dtype``.
+    """Return the largest rank, the error and the factors' type, one of ``dtypes``; ``rank`` and ``dtype`` are defaults.
 
     Raises ``UsageError`` ``<codec>.option``.
     """
@@ -264,7 +263,7 @@ def factor_options(
 
 
 def _checked(tensor: Tensor) -> int:
-    """Return the rank, after checking the tensor."""
+    """Check the tensor, and return its rank."""
     rows, cols = tensor.matrix_shape
     params = tensor.params
     if params.get("codec_version") != VERSION or params.get("dtype") != tensor.dtype or tensor.dtype not in FACTORS:

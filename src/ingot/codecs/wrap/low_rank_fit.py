@@ -1,7 +1,7 @@
 """The best approximation of a matrix by a product of two thin ones, by randomized subspace iteration.
 
 Halko, Martinsson, Tropp, "Finding structure with randomness", SIAM Review 53 (2011): algorithm 4.4 for the range, 5.1
-for the factors. Everything is in double precision with a fixed start, and rounded once at the end.
+for the factors. Computed in f64 from a fixed seed, and rounded once at the end.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from ingot.model.tensor import Array
 OVERSAMPLING = 8
 ITERATIONS = 3
 _SEED = 0x1A60
-_BLOCK = 512  # rows widened to double precision at a time
+_BLOCK = 512  # rows that are widened to f64 at a time
 
 
 def factors(rows: Array, max_rank: int, error: float | None) -> tuple[Array, Array]:
-    """Return left [rows, r] and right [r, cols] in double precision whose product is near ``rows``.
+    """Return left [rows, r] and right [r, cols] in f64, whose product approximates ``rows``.
 
     Parameters
     ----------
     rows : [rows, cols]
         Finite values.
     max_rank : int
-        The largest r.
+        The largest allowed r.
     error : float or None
-        If a number, the smallest r is taken for which the residual's Frobenius norm is at most this fraction of the
-        matrix's norm; if ``max_rank`` does not suffice, ``max_rank``. If None, r is ``max_rank``, or the rank of the
-        matrix if that is less.
+        If set, r is the smallest number with which the Frobenius norm of the residual is at most this fraction of the
+        matrix's norm, or ``max_rank`` if that is smaller. If None, r is ``max_rank``, or the rank of the matrix if that
+        is smaller.
 
-    The square root of each singular value multiplies both factors. In each pair of vectors, the largest element of
-    left's vector is positive.
+    Both factors contain the square root of each singular value. In each pair of vectors, the largest element of the
+    left vector is positive.
     """
     basis, values, right = _leading_vectors(rows, min(max_rank, *rows.shape))
     total = sum(
@@ -55,16 +55,15 @@ def factors(rows: Array, max_rank: int, error: float | None) -> tuple[Array, Arr
 
 
 def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, max_rank: int) -> Array:
-    """Return upper bounds of the fraction of a matrix's squared norm that rank 0, 1, ... ``max_rank`` leaves.
+    """Return, for ranks 0 to ``max_rank``, upper bounds of the fraction of a matrix's squared norm in the residual.
 
-    The function uses the same iteration on the row space alone (algorithm 4.4 with one step). It reads the matrix
-    twice, in blocks of rows, and never holds it in memory. The results are the exact residuals of the subspace that it
-    finds; the best subspace leaves at most these.
+    The same iteration runs on the row space alone (algorithm 4.4 with one step). It reads the matrix twice, in blocks
+    of rows, and never has all of it in memory. The bounds are the exact residuals of the subspace that it finds.
 
     Parameters
     ----------
     blocks : callable
-        Returns the matrix's rows from the first on, [any, cols] each, finite; called twice.
+        Returns the matrix's rows in blocks [any, cols], from the first row on; all values are finite. Called twice.
     """
     size = min(max_rank + OVERSAMPLING, cols)
     start = np.random.Generator(np.random.PCG64(_SEED)).standard_normal((cols, size))
@@ -90,10 +89,10 @@ def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, max_rank: int) ->
 
 
 def orthonormal(columns: Array) -> Array:
-    """Return an orthonormal base of the columns' space, without directions that are lost in rounding.
+    """Return an orthonormal base of the columns' space, without directions that vanish in rounding.
 
-    By the columns' inner products, twice (CholeskyQR2 with eigenvalues; Yamamoto et al., ETNA 44, 2015): products of
-    matrices alone, an order of magnitude faster than Householder's on a tall matrix.
+    It is computed from inner products of the columns, twice (CholeskyQR2 with eigenvalues; Yamamoto et al., ETNA 44,
+    2015). For a tall matrix this is an order of magnitude faster than Householder's method.
     """
     for _ in range(2):
         columns = columns / np.maximum(np.linalg.norm(columns, axis=0), np.finfo(np.float64).tiny)
@@ -118,7 +117,7 @@ def _leading_vectors(rows: Array, count: int) -> tuple[Array, Array, Array]:
 
 
 def _times(rows: Array, factor: Array) -> Array:
-    """Return ``rows @ factor`` in double precision, computed by blocks of rows."""
+    """Return ``rows @ factor`` in f64, computed in blocks of rows."""
     out = np.empty((len(rows), factor.shape[1]))
     for start in range(0, len(rows), _BLOCK):
         out[start : start + _BLOCK] = rows[start : start + _BLOCK].astype(np.float64) @ factor
@@ -126,7 +125,7 @@ def _times(rows: Array, factor: Array) -> Array:
 
 
 def _times_transposed(rows: Array, factor: Array) -> Array:
-    """Return ``rows.T @ factor`` in double precision, computed by blocks of rows."""
+    """Return ``rows.T @ factor`` in f64, computed in blocks of rows."""
     out = np.zeros((rows.shape[1], factor.shape[1]))
     for start in range(0, len(rows), _BLOCK):
         out += rows[start : start + _BLOCK].astype(np.float64).T @ factor[start : start + _BLOCK]

@@ -1,6 +1,6 @@
 """``with_low_rank``: a product of two thin matrices added to another codec's values (``spec/with_low_rank.md``).
 
-The error of a quantizer of few bits is largely of low rank; MiLo stores it in this form (arXiv:2504.02658).
+The error of a quantizer with few bits is largely of low rank; MiLo stores it in this manner (arXiv:2504.02658).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SCRATCH = 1 << 16  # elements that stay in cache
 
 
 def write_sum(base: Array, correction: Array, out: Array) -> None:
-    """Write ``base + correction``, both f32, into ``out``: one sum in f32, rounded once.
+    """Write ``base + correction``, both f32, to ``out``, rounded once.
 
-    Raises ``CodecError`` ``with_low_rank.overflow`` if finite numbers give a value past the range of ``out.dtype``.
+    Raises ``CodecError`` ``with_low_rank.overflow`` if finite numbers give a value beyond the range of ``out.dtype``.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         total = base + correction
@@ -44,11 +44,11 @@ def write_sum(base: Array, correction: Array, out: Array) -> None:
         return
     sound = np.isfinite(base) & np.isfinite(correction)
     if bool((sound & ~np.isfinite(cast(out, "f32"))).any()):
-        raise CodecError(f"{ID}.overflow", f"expected sums that {float_name(out)} can hold")
+        raise CodecError(f"{ID}.overflow", f"expected sums in the range of {float_name(out)}")
 
 
 class CorrectedReader(Rows):
-    """A sequential reader of the inner codec's rows plus the product's."""
+    """A sequential reader that adds the rows of the inner codec and of the product."""
 
     def __init__(self, tensor: Tensor) -> None:
         inner, correction = _checked(tensor)
@@ -71,7 +71,7 @@ class CorrectedReader(Rows):
                 raise error.add_location(self._tensor_name) from None
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         skip_elements(self._inner, count, self._cols, np.dtype(np.float32))
         self._correction.skip(count)
 
@@ -81,7 +81,7 @@ class CorrectedReader(Rows):
 
 
 class CorrectedEncoder(Encoder):
-    """An encoder that passes the matrix to an inner encoder, and factors its error; it retains both until written."""
+    """An encoder that passes the matrix to an inner encoder and factors its error; it stores both until written."""
 
     codec: str = ID
     fit_passes: int = 1
@@ -129,9 +129,9 @@ class CorrectedEncoder(Encoder):
         self._inner.forget()
 
     def fit_pass(self, rows: Array) -> None:
-        """Encode ``rows`` by the inner encoder, and find the factors of its error.
+        """Encode ``rows`` with the inner encoder, and find the factors of its error.
 
-        Raises ``CodecError``: ``with_low_rank.non-finite``, ``with_low_rank.factor-overflow``, and the errors of the
+        Raises ``CodecError`` ``with_low_rank.non-finite``, ``with_low_rank.factor-overflow``, or the errors of the
         inner encoder.
         """
         if not np.isfinite(cast(rows, "f32")).all():
@@ -147,7 +147,7 @@ class CorrectedEncoder(Encoder):
         with np.errstate(over="ignore"):
             self._factors = cast(left_factor, self._factor_dtype), cast(right, self._factor_dtype)
         if not all(np.isfinite(cast(factor, "f32")).all() for factor in self._factors):
-            raise CodecError(f"{ID}.factor-overflow", f"{self._factor_dtype} cannot hold a factor; use factors=f32")
+            raise CodecError(f"{ID}.factor-overflow", f"{self._factor_dtype} cannot store a factor; use factors=f32")
         self.params = self._params(len(right))
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
@@ -170,7 +170,7 @@ class CorrectedEncoder(Encoder):
 
 
 class CorrectedCodec(Codec):
-    """Another codec's values, plus a product of two thin matrices."""
+    """The values of another codec, plus a product of two thin matrices."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False
@@ -193,8 +193,8 @@ class CorrectedCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> CorrectedEncoder:
         """Return the encoder. Options, all with defaults:
 
-        ``rank`` the largest (8), ``error`` of ``low_rank`` (none), ``factors`` f32, f16 or bf16 (f32); ``inner``, the
-        codec of the matrix (affine), and its ``options``.
+        ``rank``, the largest (8); ``error``, as in ``low_rank`` (none); ``factors`` f32, f16 or bf16 (f32); ``inner``,
+        the codec of the matrix (affine), and its ``options``.
         """
         source_dtype(ID, dtype, FACTORS)
         require_known(ID, options, OPTIONS)
@@ -209,7 +209,7 @@ class CorrectedCodec(Codec):
 
 
 def _checked(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the parts of the inner codec and the product, each as a tensor."""
+    """Return the tensor of the inner codec, and the product as a tensor."""
     layout = CorrectedLayout.from_tensor(tensor)
     codec = CODECS[layout.inner.codec]
     parts = {role: part for role, part in tensor.parts.items() if role not in (LEFT_FACTOR, RIGHT_FACTOR)}

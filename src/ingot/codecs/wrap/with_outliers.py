@@ -1,6 +1,6 @@
-"""``with_outliers``: the largest elements of every row as separate values; another codec stores zeros in their places.
+"""``with_outliers``: the largest elements of every row as separate values; another codec stores zeros instead of them.
 
-So the scale of a group need not cover its largest values. Spec page: ``spec/with_outliers.md``.
+The scale of a group then need not cover its largest values (``spec/with_outliers.md``).
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _SCRATCH = 1 << 20
 
 
 def position_dtype(cols: int) -> str:
-    """Return the dtype in which the columns of outliers are stored for a matrix of ``cols`` columns."""
+    """Return the dtype of the columns of outliers for a matrix of ``cols`` columns."""
     return "u16" if cols <= 1 << 16 else "u32"
 
 
 def largest(rows: Array, count: int) -> Array:
-    """Return the columns of the ``count`` largest magnitudes of every row, ascending: [rows, count].
+    """Return the ascending columns of the ``count`` largest magnitudes of every row: [rows, count].
 
-    NaN counts as larger than anything; ties go to the first.
+    NaN counts as the largest magnitude; of equal magnitudes, the first are selected.
     """
     magnitude = np.abs(rows.astype(np.float32))
     magnitude[np.isnan(magnitude)] = np.inf
@@ -84,7 +84,7 @@ class _Params:
 
 
 class OutlierReader(AddingReader):
-    """A sequential reader of the inner codec's rows, with the outliers of each row."""
+    """A sequential reader of the inner codec's rows, with the outliers put in."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._params = _checked(tensor)
@@ -107,7 +107,7 @@ class OutlierReader(AddingReader):
             target = out[start : start + self._step]
             columns, values = self._next(len(target))
             total = floats.cast(values, "f32")
-            with np.errstate(over="ignore", invalid="ignore"):  # a sum past the range is infinite, as elsewhere
+            with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond the range is infinite, as in other codecs
                 total += floats.cast(np.take_along_axis(old, columns, axis=1), "f32")
             if isinstance(self._inner, AddingReader):
                 self._inner.add_into(old, target)
@@ -118,7 +118,7 @@ class OutlierReader(AddingReader):
             np.put_along_axis(target, columns, floats.cast(total, float_name(out)), axis=1)
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` values, a whole number of rows."""
+        """Skip ``count`` values, which must be full rows."""
         stored = count // max(self._cols, 1) * self._params.count
         self._positions.skip(stored * numpy_dtype(self._params.positions).itemsize)
         self._values.skip(stored * numpy_dtype(self._params.values).itemsize)
@@ -130,7 +130,7 @@ class OutlierReader(AddingReader):
         self._values.finish()
 
     def _next(self, rows: int) -> tuple[Array, Array]:
-        """Return the columns and values of the next rows' outliers, after checking them."""
+        """Check the outliers of the next rows, and return their columns and values."""
         params = self._params
         shape = (rows, self._params.count)
         columns = _read(self._positions, params.positions, shape).astype(np.int64)
@@ -142,7 +142,7 @@ class OutlierReader(AddingReader):
 
 
 class OutlierEncoder(Encoder):
-    """An encoder that takes the largest elements out of each row and passes the other ones to an inner encoder."""
+    """An encoder that removes the largest elements of each row, and passes the other elements to an inner encoder."""
 
     codec: str = ID
     params: Mapping[str, Any]
@@ -213,18 +213,16 @@ class OutlierEncoder(Encoder):
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return each part's bytes for ``rows``.
 
-        Raises ``CodecError`` ``with_outliers.overflow`` if the values' type cannot hold an outlier. Raises the errors
-        of the inner encoder. If a row has more than ``per_row`` values that are not finite, the inner encoder receives
-        the others.
+        Raises ``CodecError`` ``with_outliers.overflow`` if an outlier exceeds the range of its type, and the errors of
+        the inner encoder. If a row has more than ``per_row`` values that are not finite, the inner encoder gets the
+        others.
         """
         columns = self._columns(rows)
         outliers = np.take_along_axis(rows, columns, axis=1)
         values = floats.cast(outliers, self._values)
-        back = floats.cast(
-            values, self._dtype
-        )  # a value that was rounded up may be past the range of the tensor's type
+        back = floats.cast(values, self._dtype)  # rounding up may exceed the range of the tensor's type
         if bool((np.isinf(back.astype(np.float32)) & np.isfinite(outliers)).any()):
-            raise CodecError(f"{ID}.overflow", f"{self._values} cannot hold an outlier; use values=f32")
+            raise CodecError(f"{ID}.overflow", f"{self._values} cannot represent an outlier; use values=f32")
         chunk = ChunkParts({POSITIONS: columns.astype(numpy_dtype(self._position_dtype)), VALUES: values})
         chunk.start, chunk.within = start, self._inner.encode(self._without(rows, columns), start)
         chunk.update(chunk.within)
@@ -274,8 +272,8 @@ class OutlierCodec(Codec):
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> OutlierEncoder:
         """Return the encoder. Options, all with defaults:
 
-        ``fraction`` of a row's elements that are outliers (0.005; at least one), or ``count`` of them; ``values`` auto,
-        f32, f16 or bf16 (auto: f16, or bf16 for small values); ``inner`` codec id (``affine``); ``options`` of
+        ``fraction`` of a row's elements that are outliers (0.005; at least one), or ``count``, their number; ``values``
+        auto, f32, f16 or bf16 (auto: f16, or bf16 for small values); ``inner``, a codec id (``affine``); ``options`` of
         that codec.
         """
         source = source_dtype(ID, dtype, FLOATS)
@@ -292,7 +290,7 @@ class OutlierCodec(Codec):
             raise _option_error(f"values {', '.join(FLOATS)} or {AUTO}", values)
         inner = CODECS[name].encoder(shape, source, inner_options)
         if any(part.role in (POSITIONS, VALUES) for part in inner.parts):
-            raise UnsupportedError(f"codec {name} has parts for outliers of its own", rule=f"{ID}.inner")
+            raise UnsupportedError(f"codec {name} already has parts for outliers", rule=f"{ID}.inner")
         step = row_step(CODECS[name], inner, matrix[1])
         return OutlierEncoder(matrix, source, _count(options, matrix[1]), values, inner, step)
 
