@@ -1,1 +1,1 @@
-"""The deduplicating library of checkpoints."""
+"""A library stores many checkpoints and each of their tensors once."""

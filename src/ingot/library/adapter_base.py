@@ -1,4 +1,4 @@
-"""The base of an adapter in a library: found by its modules when the adapter is added, and checked by content id."""
+"""The base of an adapter in a library, which is found by the adapter's modules and checked by content id."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LISTED = 3
 
 
 def require_sound(source: Source) -> None:
-    """Read an adapter and all of its values.
+    """Read an adapter completely, to find damage.
 
-    Raises ``FormatError`` and ``CodecError`` of ``open_adapter`` and ``Factor.values`` for damage. An adapter of a
-    method that Ingot does not support is not read.
+    Raises ``FormatError`` or ``CodecError`` of ``open_adapter`` and ``Factor.values`` for damage. If Ingot does not
+    support the adapter's method, nothing is read.
     """
     try:
         adapter = adapter_from(source.view(), source.store, source.location)
@@ -37,8 +37,8 @@ def require_sound(source: Source) -> None:
 def find_base(library: OpenLibrary, adapter_path: AnyPath, requested: str) -> tuple[AdapterBase | None, str]:
     """Return the base of an adapter and a note about it.
 
-    ``requested`` is a name, or ``auto``: then the base is the only artifact that has every module of the adapter with
-    its shape. If several do, it is the artifact with the name that the adapter states; else there is none.
+    ``requested`` is a name, or ``auto``: the only artifact that has every module of the adapter with its shape. If
+    there are several, it is the artifact with the name that the adapter states, else none.
 
     Raises the errors of ``open_adapter``, and of ``match`` for a requested base.
     """
@@ -63,8 +63,8 @@ def find_base(library: OpenLibrary, adapter_path: AnyPath, requested: str) -> tu
 def require_base(library: OpenLibrary, manifest: Manifest) -> str:
     """Return the name of an adapter's base.
 
-    Raises ``UnsupportedError`` ``library.base``: the artifact is no adapter with a base in this library, or the base
-    has other values by now.
+    Raises ``UnsupportedError`` ``library.base`` if the artifact is no adapter with a base in this library, or if the
+    base's values have changed.
     """
     base = manifest.base
     if base is None:
@@ -82,7 +82,7 @@ def require_base(library: OpenLibrary, manifest: Manifest) -> str:
             content = content_id(checkpoint)
         if content != base.content:
             raise UnsupportedError(
-                f"the adapter was added for another {base.name} (content id {base.content}, now {content})",
+                f"{base.name} has changed since the adapter was added (content id {base.content}, now {content})",
                 rule=RULE,
                 where=manifest.name,
             )
@@ -90,7 +90,7 @@ def require_base(library: OpenLibrary, manifest: Manifest) -> str:
 
 
 def _reference(library: OpenLibrary, base: Manifest) -> AdapterBase:
-    """Return the reference to a base; its content id is that of an adapter with the same base, or is computed."""
+    """Return the reference to a base; the content id is taken from an adapter with this base, or computed."""
     digest = base.digest()
     for name in library.names():
         try:

@@ -41,7 +41,7 @@ Key = tuple[str, str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """An artifact whose objects new objects may be stored as differences to.
+    """An artifact from which differences of new objects may be stored.
 
     ``objects`` maps the key of each tensor part to the id of its object.
     """
@@ -50,7 +50,7 @@ class Base:
     objects: Mapping[Key, str] = field(default_factory=dict)
 
     def object_for(self, segment: Segment, objects: Objects) -> str:
-        """Return the id of the object to which a segment may be stored as a delta; empty if no object fits.
+        """Return the id of the object from which a segment's difference may be stored; empty if no object is suitable.
 
         If the base object has the maximum number of deltas, return the first object of its chain.
         """
@@ -148,9 +148,9 @@ _BATCH_BYTES = 256 << 20
 class Added(Reportable):
     """The result of an addition.
 
-    ``size`` is the total size of the files in bytes, ``stored`` the growth of the library in bytes. ``present`` is the
-    number of objects that existed already, ``deltas`` the number stored as differences to objects of ``base``, and
-    ``full`` the number stored without a base. ``notes`` describe the artifact if it is not a model.
+    ``size`` is the total size of the files in bytes, ``stored`` the growth of the library in bytes. ``present`` counts
+    the objects that existed already, ``deltas`` those stored as differences to objects of ``base``, and ``full`` those
+    stored without a base. ``notes`` describe an artifact that is not a model.
     """
 
     name: str
@@ -230,10 +230,10 @@ def _name_of(store: Store, single: str) -> str:
 
 
 def _adapter_in(store: Store, single: str, *, check: bool) -> Adapter | None:
-    """Return the adapter that the artifact is; None if it is a model or any other files.
+    """Return the adapter in the artifact; None if it contains a model or other files.
 
     With ``check``, raise ``FormatError`` ``library.adapter`` for a damaged adapter, which ``get`` could not merge. An
-    adapter of a method that Ingot does not merge is not checked.
+    adapter is not checked if Ingot does not support its method.
     """
     try:
         source = open_source_in_store(store, single, verify=False)
@@ -328,7 +328,7 @@ class _Addition:
         except IngotError as error:
             if requested != AUTO:
                 raise
-            self._notes.append(f"no base of this adapter is looked for: {error}")
+            self._notes.append(f"the base of this adapter was not searched: {error}")
             return None
         self._notes.append(note)
         return base
@@ -387,9 +387,7 @@ class _Addition:
         return Chunk(data.nbytes, id, b"", *tensor_fields)
 
     def _is_whole(self, id: str) -> bool:
-        """Return whether the library has all objects from which object ``id`` is decoded; otherwise it is written
-        again.
-        """
+        """Return whether all objects from which ``id`` is decoded exist; if not, the object is written again."""
         try:
             return bool(self._objects.chain(id))
         except IngotError:
@@ -421,8 +419,8 @@ class _Addition:
     def _proven(self, manifest: Manifest) -> set[str]:
         """Reassemble every file from the library and compare it with its digest.
 
-        Return the existing objects that are damaged; the caller writes them again and repeats the check. Raises
-        ``library.digest`` for any other difference, and if objects are still damaged at the second attempt.
+        Return damaged objects of the library, which the caller writes again before it repeats the check. Raises
+        ``library.digest`` for any other difference, and for objects that stay damaged.
         """
         damaged: set[str] = set()
         for file in manifest.files:
@@ -448,7 +446,7 @@ class _Addition:
         existing = self._library.manifest(manifest.name)
         if _digests(existing) != _digests(manifest) or existing.folder != manifest.folder:
             raise UsageError(
-                "the library has another artifact of this name: choose another name with --name, or replace the "
+                "the library has another artifact with this name: choose another name with --name, or replace the "
                 "artifact with --overwrite",
                 rule="library.exists",
                 where=manifest.name,
@@ -467,7 +465,7 @@ class _Addition:
 def _publish_manifest(library: OpenLibrary, manifest: Manifest, use: FolderLock) -> None:
     """Write the manifest, which makes the artifact visible and its objects needed.
 
-    If our lease expired and a collector ran, objects may be missing: then the manifest is deleted again.
+    If this process lost its lease and a collector ran, objects may be missing; then the manifest is deleted again.
     """
     file = file_of(manifest.name)
     library.folder.write(file, manifest.encoded())

@@ -1,4 +1,4 @@
-"""Segments of an artifact's files: tensors, which a library stores as objects, and the bytes between them."""
+"""Segments of an artifact's files: tensor parts, which a library stores as objects, and the bytes between them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _SAVED = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A range of bytes in a file, and the tensor part that it contains; ``tensor`` is empty for other bytes.
+    """A range of bytes in a file and the tensor part in it; ``tensor`` is empty for other bytes.
 
-    ``stored`` is the tensor if the range is its only part.
+    ``stored`` is the tensor, if this part is its only one.
     """
 
     start: int
@@ -55,8 +55,8 @@ class Segment:
 def files_of(store: Store, *, outside: bool = False) -> Iterator[str]:
     """Yield the files of an artifact's folder, at any depth. Raises the errors of ``files_in``.
 
-    Hidden files are included, because some formats have sentinels. Folders of git and of download tools, and files of
-    interrupted runs of Ingot are not. Links out of the folder are included if ``outside`` is set.
+    Hidden files are included, because some formats have sentinels. Files in folders of git and of download tools, and
+    of interrupted runs of Ingot, are left out. Links out of the folder are included if ``outside`` is set.
     """
 
     def belongs(listing: Listing, name: str) -> bool:
@@ -69,8 +69,8 @@ def files_of(store: Store, *, outside: bool = False) -> Iterator[str]:
 def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, list[Segment]]:
     """Return for each file the raw parts of tensors in it, in order, without overlaps.
 
-    Each file of a supported format is opened by itself. Then the folder is opened, for formats with several files. A
-    file that cannot be opened has no tensors and is stored in blocks.
+    Each file of a supported format is opened separately, then the folder, for formats of several files. A file that
+    cannot be opened has no tensors, and is stored in blocks.
     """
     files = list(names)
     by_file: dict[str, list[Segment]] = {name: [] for name in files}
@@ -82,9 +82,9 @@ def segments(store: Store, names: Iterable[str], *, folder: bool) -> dict[str, l
 
 
 def _locate(store: Store, name: str, by_file: Mapping[str, list[Segment]]) -> None:
-    """Add the parts of tensors in the file ``name`` to ``by_file``, for files without parts.
+    """Add tensor parts to the files of ``by_file`` that have none, by opening the file ``name``.
 
-    If ``name`` is empty, the folder is opened. Does nothing if it is no checkpoint.
+    If ``name`` is empty, the folder is opened. Nothing is added if it is no checkpoint.
     """
     if name and name.lower().endswith(_SAVED):
         by_file[name].extend(_saved_by_torch(store, name))
@@ -132,7 +132,7 @@ def _saved_by_torch(store: Store, name: str) -> list[Segment]:
                 start = tensor.start + tensor.first * tensor.itemsize
                 segments.append(Segment(start, size, path or name, DATA, dtype, shape))
     except IngotError:
-        return segments  # the file is of another program, or damaged
+        return segments  # a file of another program, or damaged
     finally:
         source.close()
     return segments
@@ -202,7 +202,7 @@ def covered(parts: Iterable[Segment], size: int) -> Iterator[Segment]:
 
 
 class _Opened(Store):
-    """A store that records under which name it opened each source."""
+    """A store that records the name of each source that it opens."""
 
     def __init__(self, store: Store) -> None:
         self._store = CachedStore(store)

@@ -28,10 +28,13 @@ from ingot.model.tensor import Array
 from ingot.stores.local import LocalTarget
 
 MIN_DELTA = 1 << 14
-"""Minimum size in bytes of an object that is stored as a delta; smaller files would be mostly overhead."""
+"""Minimum size in bytes of an object that may be stored as a delta.
+
+For a smaller one the file would be mostly overhead.
+"""
 
 DELTA_SUFFICES = 4
-"""If a delta is smaller than the values by this factor, no other codec is tried.
+"""If a delta is smaller than the values by this factor, other codecs are not tried.
 
 Entropy coding never reduces weights by this factor.
 """
@@ -117,7 +120,8 @@ def _with_entropy(data: memoryview, dtype: str) -> Encoded:
 
     def encode(start: int, stop: int) -> None:
         encoded = encoder.encode(values[start:stop], start)
-        chunks[start] = {role: np.array(part) for role, part in encoded.items()}  # copies: the encoder reuses buffers
+        # Copied, because the encoder reuses its buffers
+        chunks[start] = {role: np.array(part) for role, part in encoded.items()}
 
     for_ranges(values.size, step, encode)
     parts = {role: np.concatenate([chunks[start][role] for start in sorted(chunks)]) for role in ("sizes", "planes")}

@@ -1,4 +1,4 @@
-"""Get an artifact out of a library: the files that were added, bit for bit, or converted to another format."""
+"""Write an artifact of a library: the files that were added, bit for bit, or a conversion of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Got(Reportable):
-    """The written files: their destination, number and total size in bytes; ``notes`` are the conversion's notes."""
+    """The result of ``get``: destination, number and total bytes of the files; ``notes`` are those of a conversion."""
 
     name: str
     destination: str
@@ -46,9 +46,9 @@ class Got(Reportable):
 def get(options: GetOptions) -> Got:
     """Write an artifact of a library to a file or folder.
 
-    Without ``format``, the added files are restored bit for bit, and no file appears before the digests of all files
-    are checked. With ``format``, the artifact is converted as by ``ingot.convert``. With ``merge``, an adapter is
-    merged into its base as by ``ingot.merge``. The function holds at most one tensor in memory.
+    Without ``format``, the added files are restored bit for bit; no file appears before the digests of all files are
+    checked. With ``format``, the artifact is converted as by ``ingot.convert``. With ``merge``, an adapter is merged
+    into its base as by ``ingot.merge``. Memory holds at most one tensor.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def get(options: GetOptions) -> Got:
     UsageError
         ``library.unknown``, ``library.none``, ``library.drop``, ``target.exists``, ``target.foreign``.
     UnsupportedError
-        ``library.base``: ``merge`` of an artifact without a base, or whose base is gone or has other values.
+        ``library.base``: ``merge`` was requested, but the base is missing or has changed.
     IntegrityError, FormatError
         ``library.missing``, ``library.digest``, ``library.chain``, ``library.object``; the errors of a conversion.
     """

@@ -1,4 +1,4 @@
-"""Maintenance of a library: listing, removing artifacts, deleting unneeded objects, checking."""
+"""Maintenance of a library: list and remove artifacts, delete unneeded objects, check objects."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from ingot.stores.location import Location
 from ingot.stores.shared import FolderLock
 
 _BATCH = 1000
-"""Number of files that are deleted before the exclusive lock is checked again."""
+"""Number of files to delete before the exclusive lock is checked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A row of a listing: an artifact and its sizes.
 
-    All sizes are in bytes. ``size`` is the size of the artifact's files, ``stored`` the size of the objects that it
-    needs, and ``shared`` the size of those objects that other artifacts also need. Removing this artifact and
-    collecting would free ``removable`` bytes. ``problem`` is a rule if the artifact is damaged. ``base`` is the base of
-    an adapter.
+    All sizes are in bytes. ``size`` is that of the artifact's files, ``stored`` that of the objects it needs, and
+    ``shared`` that of the needed objects that other artifacts need too. Removing this artifact and collecting would
+    free ``removable`` bytes. ``problem`` is an error rule if the artifact is damaged. ``base`` is an adapter's base.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Holdings(Reportable):
-    """The content of a library: the artifacts, and sizes in bytes of their files, all objects and unneeded objects."""
+    """The contents of a library: artifacts, and the bytes of their files, of all objects and of unneeded objects."""
 
     location: str
     artifacts: list[Entry]
@@ -174,7 +173,7 @@ class Collected(Reportable):
 def gc(options: CollectOptions) -> Collected:
     """Delete the objects that no artifact needs, and files of interrupted additions.
 
-    An exclusive lock excludes additions and retrievals. An interruption loses nothing: the needed objects are computed
+    An exclusive lock excludes additions and retrievals. An interruption loses nothing: needed objects are determined
     from the manifests before the first deletion, and nothing is deleted if a manifest cannot be read.
 
     Returns
@@ -222,7 +221,7 @@ def verify(options: CheckOptions) -> list[Finding]:
     Returns
     -------
     list of Finding
-        Errors by rule; findings about artifacts name the missing object.
+        Errors by rule; a finding about an artifact names the missing object.
     """
     with using(Location.parse(options.library)) as library:
         objects = library.objects()
@@ -238,7 +237,7 @@ def verify(options: CheckOptions) -> list[Finding]:
         for name in library.names():
             findings += _artifact(library, objects, name, damaged)
         for stray in objects.strays:
-            words = "this file is no object; nothing reads it"
+            words = "this file is no object and is not used; delete it"
             findings.append(Finding("note", "library.stray", library.folder.store.location_of(stray), words))
         return findings
 
@@ -263,7 +262,7 @@ def _artifact(library: OpenLibrary, objects: Objects, name: str, bad: set[Storag
 
 
 def _problem(objects: Objects, variant: StorageForm) -> IngotError | None:
-    """Return the error that checking this variant of an object raises; None if it is intact."""
+    """Return the error that a check of this stored object raises; None if it is intact."""
     try:
         objects.check(variant)
     except IngotError as error:

@@ -1,4 +1,4 @@
-"""The class ``Library``: ``ingot store`` from Python."""
+"""The class ``Library``: the commands ``ingot store`` in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests: the files of an artifact in a library, and the chunks of which each file consists. Page: spec/store.md."""
+"""Manifests: the files of an artifact in a library, and the chunks of each file (``spec/store.md``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DIGEST = re.compile(r"blake3:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive bytes of a file: the content of an object, zeros, or ``data``, which the manifest itself contains.
+    """Consecutive bytes of a file: the contents of an object, zeros, or ``data`` in the manifest.
 
     ``tensor``, ``part``, ``dtype`` and ``shape`` describe an object that is a part of a tensor.
     """
@@ -74,8 +74,7 @@ class AdapterBase:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of an artifact: a folder, or a single file. ``base`` is the base of an adapter, if it is in the
-    library."""
+    """The contents of an artifact: a folder, or a single file. ``base`` is an adapter's base, if the library has it."""
 
     name: str
     folder: bool
@@ -93,7 +92,7 @@ class Manifest:
         return (chunk for file in self.files for chunk in file.chunks if chunk.object)
 
     def objects(self) -> set[str]:
-        """Return the ids of all objects that the files consist of."""
+        """Return the ids of all objects from which the files are assembled."""
         return {chunk.object for chunk in self.object_chunks()}
 
     def digest(self) -> str:
@@ -126,7 +125,7 @@ class Manifest:
 
 
 def file_of(name: str) -> str:
-    """Return the file name of an artifact's manifest.
+    """Return the file name of the manifest of the artifact ``name``.
 
     Raises ``UsageError`` ``library.name`` for an invalid name.
     """
@@ -141,7 +140,7 @@ def file_of(name: str) -> str:
 
 
 def parse_manifest(raw: bytes, name: str, location: str) -> Manifest:
-    """Return a parsed manifest, whose numbers, names and ids are valid.
+    """Parse a manifest, and check its numbers, names and ids.
 
     Raises
     ------
@@ -193,10 +192,7 @@ def _digest(fields: Mapping[str, Any]) -> str:
 
 
 def _require_distinct(names: list[str], *, folder: bool, location: str) -> None:
-    """Raise an error if a name occurs twice, or is a parent folder of another name.
-
-    Also raise it if an artifact that is not a folder has several files.
-    """
+    """Raise an error if a name occurs twice or is a parent folder of another, or if a single file has several names."""
     folders = {"/".join(name.split("/")[:depth]) for name in names for depth in range(1, name.count("/") + 1)}
     single = len(names) == 1 and "/" not in names[0]
     if len(set(names)) != len(names) or folders.intersection(names) or not (folder or single):
@@ -210,7 +206,7 @@ def _file(item: Any, location: str) -> File:
     name, size, digest, chunks = (fields.get(key) for key in ("name", "size", "digest", "pieces"))
     sound = isinstance(name, str) and isinstance(digest, str) and isinstance(chunks, list) and _is_size(size)
     if not sound or not _DIGEST.fullmatch(str(digest)):
-        raise FormatError(_RULE, "expected files with name, size, digest and pieces", where=location)
+        raise FormatError(_RULE, "expected files with name, size, digest and chunks", where=location)
     assert isinstance(chunks, list)
     try:
         checked_name(str(name), location)

@@ -1,7 +1,7 @@
-"""The objects of a library: bytes named by their BLAKE3, each a ``.zt`` file with a tensor.
+"""The objects of a library: bytes named by their BLAKE3 digest, each a ``.zt`` file with one tensor.
 
 ``objects/ID.zt`` stores the bytes without a base: raw, in zstd, or as ``float_entropy``. ``objects/ID-BASE.zt`` is a
-``delta_exact`` to the object ``BASE``. So a listing of the folder shows sizes and dependencies.
+``delta_exact`` to the object ``BASE``. A listing of the folder thus shows sizes and dependencies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ingot.stores.shared import SharedFolder
 
 FOLDER = "objects"
 MAX_DELTAS = 4
-"""Maximum number of deltas between an object and one that is stored without a base."""
+"""Maximum number of deltas between an object and an object stored without a base."""
 
 _CODECS = (DenseLayout.codec, EntropyCodec.id, DELTA)
 _NAME = re.compile(r"([0-9a-f]{64})(?:-([0-9a-f]{64}))?\.zt")
@@ -37,7 +37,7 @@ _NAME = re.compile(r"([0-9a-f]{64})(?:-([0-9a-f]{64}))?\.zt")
 
 @dataclass(frozen=True, slots=True)
 class StorageForm:
-    """A stored variant of an object: a delta to the object ``base``; if ``base`` is empty, the full content."""
+    """One way in which an object is stored: as a delta to the object ``base`` or, if ``base`` is empty, in full."""
 
     id: str
     base: str = ""
@@ -56,7 +56,7 @@ def id_of(data: memoryview) -> str:
 
 
 class Objects:
-    """The objects of a library at the last listing, and the objects that were added since.
+    """The objects of a library at the latest listing, and the objects added since.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Objects:
         self.refresh()
 
     def refresh(self) -> None:
-        """List the folder again. Files that are not named like objects go to ``strays``."""
+        """List the folder again; files whose names are not those of objects go to ``strays``."""
         self._sizes = {}
         self._bases = {}
         self._deltas_to = set()
@@ -102,7 +102,7 @@ class Objects:
             if level <= MAX_DELTAS:
                 self._decodable[variant.id] = level, variant.base
         else:
-            self._decodable = None  # other objects may depend on it: compute the levels again
+            self._decodable = None  # other objects may depend on it, so the levels must be computed again
 
     def __contains__(self, id: object) -> bool:
         return id in self._bases
@@ -112,11 +112,11 @@ class Objects:
         return self._sizes
 
     def chain(self, id: str) -> list[StorageForm]:
-        """Return the variants from which an object is decoded.
+        """Return the stored variants from which an object is decoded.
 
-        The first variant has no base; each following variant is a delta to the one before it, and the last is the
-        object's own. If an object has several variants, the variant without a base is used, else the delta with the
-        shortest chain.
+        The first variant has no base, each further one is a delta to the variant before it, and the last one is of the
+        object. If an object has several variants, the one without a base is used, else the delta with the shortest
+        chain.
 
         Raises
         ------
@@ -150,8 +150,8 @@ class Objects:
         )
 
     def _levels(self) -> dict[str, tuple[int, str]]:
-        """Return by id of each decodable object the number of deltas in its shortest chain, and the base of the last
-        delta.
+        """Return, by the id of each object that can be decoded, the deltas in its shortest chain, and the base of the
+        last delta.
         """
         if self._decodable is None:
             self._decodable = {variant.id: (0, "") for variant in self._sizes if not variant.base}
@@ -167,7 +167,7 @@ class Objects:
         return self._decodable
 
     def _missing(self, id: str) -> str:
-        """Return the id of the first missing object in the chain of ``id``; empty if the chain has too many deltas."""
+        """Return the id of the first missing object in the chain of ``id``; empty if the chain is too long."""
         for _ in range(MAX_DELTAS + 1):
             if id not in self._bases:
                 return id
@@ -183,7 +183,7 @@ class Objects:
         return sum(self._sizes[variant] for variant in variants)
 
     def values(self, id: str, size: int | None = None) -> memoryview:
-        """Return an object's content after comparing its digest. At most this content and one delta are in memory.
+        """Return an object's contents after comparing the digest. Memory holds at most these contents and one delta.
 
         Parameters
         ----------
@@ -255,7 +255,10 @@ class Objects:
                 source.close()
 
     def _check_size(self, variant: StorageForm, tensor: Tensor, size: int | None) -> None:
-        """Raise an error if the size is not ``size``, or if stored parts are too large for it; decodes nothing."""
+        """Raise an error if the object has another size, or if its stored parts are too large for it.
+
+        Decodes nothing.
+        """
         nbytes = DTYPES[tensor.dtype].nbytes(tensor.size)
         if size is not None and nbytes != size:
             raise FormatError("library.object", f"expected an object of {size} bytes, found {nbytes} bytes")
@@ -269,7 +272,7 @@ def _decode(tensor: Tensor, *, writable: bool) -> Array:
 
 
 def _apply(tensor: Tensor, data: Array, variant: StorageForm) -> Array:
-    """Apply a delta in place to ``data``, the content of the base object, and return the result."""
+    """Apply a delta to ``data``, the contents of the base object, in place; return the result."""
     params = params_of(tensor)
     row = DTYPES[tensor.dtype]
     if data.nbytes != row.nbytes(tensor.size):
@@ -284,7 +287,7 @@ def _apply(tensor: Tensor, data: Array, variant: StorageForm) -> Array:
 
 
 def require_id(text: object, rule: str, location: str) -> str:
-    """Return an object's id. Raises ``FormatError`` with ``rule`` for any other value."""
+    """Return ``text`` if it is an object's id; raise ``FormatError`` with ``rule`` otherwise."""
     if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{64}", text):
         raise FormatError(
             rule, f"expected an object's id, 64 hexadecimal digits; found {str(text)[:80]!r}", where=location

@@ -1,5 +1,6 @@
-"""Options of the operations on libraries. The command line imports this module at its start, so it imports nothing
-slow.
+"""Options of the operations on libraries.
+
+The command line imports this module at its start, so its imports are light.
 """
 
 from __future__ import annotations

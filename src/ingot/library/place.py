@@ -30,7 +30,7 @@ _SMALL = 1 << 16
 
 
 class OpenLibrary:
-    """A library at a location that was opened for use, and if requested created.
+    """An open library: a folder or bucket, which is created if requested.
 
     Raises ``UsageError`` ``library.none`` if the folder is no library, and the errors of ``Location.share``.
 
@@ -57,7 +57,7 @@ class OpenLibrary:
                 self.folder.write(_MARK, _MARKED)
 
     def _require_empty(self) -> None:
-        """Raise if the folder has other content than a library; another process may be creating the library."""
+        """Raise an error if the folder has other contents than a library, which another process may be creating."""
         listing = self.folder.store.list()
         foreign = [
             name
@@ -105,7 +105,7 @@ class OpenLibrary:
         return f"{SCHEME}:{self.root.text.replace('!', '%21')}!{quote(name, errors='surrogateescape')}"
 
     def _reopen(self) -> Store:
-        """Return the store, opened again: a remote store keeps returning the versions that it read first."""
+        """Return the store, opened again, because a remote store keeps the file versions that it read first."""
         return self.root.store(io="pread")
 
     def _not_a_library(self, content: str) -> UsageError:
@@ -122,9 +122,9 @@ class LibraryScheme(Scheme):
         return store
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the artifact's store, and the name of a file in it.
+        """Return the store of an artifact, and the name of a file in it.
 
-        If the address names no file, the file is the artifact's only file.
+        If the address names no file, this is the artifact's only file.
         """
         address, mark, artifact_path = text.partition(":")[2].partition("!")
         path = unquote(artifact_path).strip("/")
@@ -147,7 +147,7 @@ class LibraryScheme(Scheme):
 
 
 def _split(library: OpenLibrary, path: str) -> tuple[str, str]:
-    """Return the shortest prefix of ``path`` that is the name of an artifact, and the remaining path."""
+    """Return the shortest prefix of ``path`` that is an artifact's name, and the rest of the path."""
     names = path.split("/")
     for count in range(1, len(names) + 1):
         name = "/".join(names[:count])
@@ -162,7 +162,7 @@ def _split(library: OpenLibrary, path: str) -> tuple[str, str]:
 
 @contextmanager
 def using(root: Location, *, create: bool = False) -> Iterator[OpenLibrary]:
-    """Open a library; until the context ends, no process deletes objects from it."""
+    """Open a library in this context, during which other processes delete no objects."""
     library = OpenLibrary(root, create=create)
     with library.folder.shared_lock():
         yield library

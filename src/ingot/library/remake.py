@@ -19,7 +19,7 @@ _MAX_CACHED = 256 << 20
 
 
 def contents(objects: Objects, file: File) -> Iterator[memoryview]:
-    """Yield a file's content chunk by chunk. Each object is compared with its digest.
+    """Yield a file's contents in chunks; each object is compared with its digest.
 
     Raises the errors of ``Objects.values``, and ``IntegrityError`` ``library.digest`` at the end if the file differs.
     """
@@ -48,7 +48,7 @@ def _bytes_of(objects: Objects, chunk: Chunk) -> Iterator[memoryview]:
 
 
 def write_file(objects: Objects, file: File, sink: Sink) -> Iterator[int]:
-    """Write a file into a sink; yield the size of each chunk in bytes. Raises the errors of ``contents``."""
+    """Write a file to a sink; yield the size of each chunk in bytes. Raises the errors of ``contents``."""
     offset = 0
     for data in contents(objects, file):
         sink.write_at(offset, data)
@@ -58,9 +58,9 @@ def write_file(objects: Objects, file: File, sink: Sink) -> Iterator[int]:
 
 
 class ArtifactStore(Store):
-    """An artifact of a library as a folder that can be opened like any other; objects are decoded when they are read.
+    """An artifact of a library as a store; objects are decoded on access.
 
-    The objects that were used last stay in memory, up to 256 MiB, or one object if it is larger.
+    Recently used objects stay in memory, up to 256 MiB, or one object if it is larger.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class ArtifactStore(Store):
 
 
 class _FileSource(JoinedSource):
-    """A byte source of a file of an artifact; its objects are decoded when they are read."""
+    """A byte source for a file of an artifact; its objects are decoded on access."""
 
     def __init__(self, store: ArtifactStore, file: File, name: str) -> None:
         super().__init__((chunk.size for chunk in file.chunks), name)
@@ -133,4 +133,4 @@ class _FileSource(JoinedSource):
         return False
 
     def close(self) -> None:
-        """Do nothing: decoded objects belong to the store."""
+        """Do nothing: the store owns the decoded objects."""

@@ -10,7 +10,7 @@ from ingot.model.store import Listing, Store
 
 _MAX_DEPTH = 128
 _MAX_FOLDERS = 1 << 16
-"""Maximum number of folders: a few dozen folders with links to each other would yield billions."""
+"""Maximum number of folders, because a few dozen folders with links to each other would yield billions."""
 
 
 def files_in(store: Store, top: str, belongs: Callable[[Listing, str], bool]) -> Iterator[str]:
@@ -20,9 +20,9 @@ def files_in(store: Store, top: str, belongs: Callable[[Listing, str], bool]) ->
     ----------
     store : Store
     top : str
-        The folder; empty for the store itself.
+        The folder; empty for the store.
     belongs : callable
-        Receives the listing of a folder and a name in it; returns whether this file or folder is included.
+        Gets the listing of a folder and a name in it; returns whether to include this file or folder.
 
     Raises
     ------
