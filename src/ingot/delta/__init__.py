@@ -1,1 +1,1 @@
-"""Deltas: the difference between a base and a fine-tune as a file, its application, and chains of deltas."""
+"""Deltas between a base and a fine-tune: write them to files, apply them, and apply chains of them."""

@@ -1,4 +1,4 @@
-"""Apply a delta to weights in memory, in place and without a second copy of them, and revert it bit for bit."""
+"""Apply a delta to weights in memory, in place and without a second copy, and revert it bit for bit."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(slots=True)
 class Applied:
-    """A delta that was applied to a state dict, with the data that ``revert`` needs.
+    """A delta that was applied to a state dict, with the data for ``revert``.
 
-    ``base_id`` and ``result_id`` are the identities that the delta states. ``nbytes`` is the memory of the undo logs.
+    ``base_id`` and ``result_id`` are the identities stated in the delta. ``nbytes`` is the memory of the undo logs.
     """
 
     delta: Checkpoint
@@ -77,11 +77,10 @@ def apply_delta(
     verify_base : bool
         Check by hash that the state dict is the delta's base.
     verify : bool, optional
-        Check by hash, while tensors change, that the result is the one that the delta states. By default this is done
-        if the delta states a result, the base is checked, and no tensor keeps another element type than the
-        fine-tune's. True requires it.
+        Check by hash, while tensors change, that the result is the one stated in the delta. The default is True if the
+        delta states a result, the base is checked, and no tensor keeps an element type other than the fine-tune's.
     undo : bool
-        Record what ``revert`` needs, in a log that is small if few bits change. Without it, differences are decoded,
+        Record data for ``revert``, in a log that is small if few bits change. Without a log, differences are decoded,
         added and rounded in one step.
     workers : int, optional
         Threads; by default all processors that this process may use.
@@ -94,14 +93,14 @@ def apply_delta(
     ------
     IntegrityError
         ``delta.base``: names, shapes, element types or values are not those of the delta's base; nothing was changed.
-        ``delta.result``: the result is not the one that the delta states. The previous weights were restored; without
+        ``delta.result``: the result is not the one stated in the delta. The previous weights were restored; without
         ``undo`` the caller must load them again.
     UnsupportedError
         ``delta.layout``: a tensor cannot be changed in place; ``delta.shared``: two names share memory, but not as
         one tensor.
     FormatError, CodecError, UsageError
-        The delta is damaged. Changes made before the damage was found are undone; without ``undo`` all parts of the
-        delta are checked before anything is changed.
+        The delta is damaged. Changes made before this was detected are undone. Without ``undo``, all parts of the delta
+        are checked before anything is changed.
     """
     workers = default_workers() if workers is None else workers
     if isinstance(delta, Checkpoint):
@@ -150,7 +149,7 @@ def _applied(
 
 @contextmanager
 def _checking_file(delta: Checkpoint) -> Iterator[None]:
-    """Check the digest of a delta's file while the context runs; damage takes precedence over the context's errors.
+    """Check the digest of a delta's file while this context runs; damage is reported instead of other errors.
 
     Raises ``IntegrityError`` with the format's rule.
     """
@@ -164,14 +163,14 @@ def _checking_file(delta: Checkpoint) -> Iterator[None]:
 
 @bordered
 def revert(state_dict: State, applied: Applied) -> None:
-    """Restore the values that ``state_dict`` had before ``applied``, bit for bit; revert several in reverse order.
+    """Restore the values that ``state_dict`` had before ``applied``, bit for bit.
+
+    Revert several deltas in reverse order.
 
     Raises
     ------
     UsageError
-        ``delta.reverted``: it was already reverted or closed, or applied without ``undo``. ``delta.not-applied``: the
-        tensors are not as the delta left them, for example because a later delta was not reverted. Nothing was
-        changed.
+        tensors are not as the delta left them, for example because a later delta was not reverted. Nothing was changed.
     IntegrityError
         ``store.changed``: the delta's file was modified in the meantime. Nothing was changed.
     """

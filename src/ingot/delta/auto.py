@@ -1,10 +1,10 @@
-"""Strategy ``auto``: measure how to store each tensor's difference, for a given size or error.
+"""Strategy ``auto``: choose how to store each tensor's difference by measurements, for a given size or error.
 
 Every candidate is tried on a sample of the difference, one tensor per thread. If the sample suggests a low rank, two
-passes over the full difference measure it. Given an error, each tensor gets the smallest candidate within it. Given a
-size, bytes go where they reduce the error most: the lower convex hulls of all tensors' sizes and errors are walked by
-steepest slope (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963). Errors are relative to
-the mean square of the base's weights.
+passes over the full difference measure it. For a given error, each tensor gets the smallest candidate within it. For a
+given size, bytes go to the tensors whose error they reduce most: the lower convex hulls of all tensors' sizes and
+errors are followed by steepest slope (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963).
+Errors are relative to the mean square of the base's weights.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ CANDIDATES: tuple[Storage, ...] = (
     EXACT,
 )
 SHORTFALL = 8.0
-"""The factor by which a squared error counts more if it is missing signal than if it is noise. Noise averages out over
-a product (``spec/deltas-quality.md``)."""
+"""The weight of a squared error that is missing signal, relative to noise. Noise averages out over a product
+(``spec/deltas-quality.md``)."""
 LOW_RANK_ERROR = 0.1
-"""The share of the squared norm that a product of thin matrices may lack. This part is missing, which costs more
-perplexity than the same amount of quantization noise (``spec/deltas-quality.md``)."""
+"""The share of the squared norm that a product of thin matrices may lack. A missing part costs more perplexity than the
+same amount of quantization noise (``spec/deltas-quality.md``)."""
 SAMPLE = 1 << 18
-"""Elements of a sample. Its mean squares are within a percent of those of all elements."""
+"""Elements of a sample; its mean squares are within a percent of the full tensor's."""
 PER_PAIR = 96 << 20
-"""Limit of bytes for measuring a tensor: several double-precision copies of the sample, and a spectrum."""
+"""Limit of bytes for measuring a tensor: several f64 copies of the sample, and a spectrum."""
 _SPECTRUM = 16 << 20  # bytes of one of a spectrum's three matrices
 _CHUNK = 1 << 20
 RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -78,10 +78,10 @@ RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate for storing a tensor's difference: its estimated size in bytes, and its squared error.
+    """A candidate for storing a tensor's difference, with its estimated bytes and its squared error.
 
-    ``error`` is relative: 1 is the error of storing nothing. ``weighted_error`` counts the part of the difference that
-    is missing ``SHORTFALL`` times. The component of the stored difference along the true one shows which part is
+    ``error`` is relative: 1 is the error of storing nothing. ``weighted_error`` counts the missing part of the
+    difference ``SHORTFALL`` times. The component of the stored difference along the true one shows which part is
     missing; the remaining error is noise.
     """
 
@@ -93,7 +93,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The candidates that were tried for a tensor, and the weight of its error in the sum over all tensors."""
+    """The candidates tried for a tensor, and the weight of its error in the sum over all tensors."""
 
     name: str
     weight: float
@@ -140,7 +140,7 @@ def choose(
 
 
 def require_one(target_size: float | str | None, max_error: float | None) -> None:
-    """Raise ``UsageError`` ``delta.target`` unless exactly one of ``target_size`` and ``max_error`` is given."""
+    """Raise ``UsageError`` ``delta.target`` unless exactly one of ``target_size`` and ``max_error`` is set."""
     if (target_size is None) == (max_error is None):
         raise UsageError("expected a target size or a largest error for strategy auto", rule="delta.target")
     if max_error is not None and not 0 <= max_error < inf:
@@ -161,12 +161,15 @@ def choose_storages(
 
 
 def measure_pair(pair: TensorPair) -> Measured:
-    """Return the measurement (``measure``) of the rows that both tensors of ``pair`` have."""
+    """Measure the rows that both tensors of a pair have (``measure``)."""
     return measure(*pair.shared())
 
 
 def measure(base: Tensor, tuned: Tensor) -> Measured:
-    """Try every candidate that supports the values. Tensors that are no matrices only get ``delta_exact``."""
+    """Try every candidate that supports the values.
+
+    Tensors that are no matrices are only tried with ``delta_exact``.
+    """
     exact = Trial(EXACT, float(tuned.nbytes), 0.0, 0.0)
     if not is_matrix(tuned.shape, tuned.dtype):
         return Measured(tuned.name, 1.0, (exact,))
@@ -191,7 +194,7 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
 
 
 def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
-    """Return the approximate bytes of a stored difference, measured on a sample if they depend on values.
+    """Estimate the bytes of a stored difference, by a sample if they depend on values.
 
     The result is ``inf`` if the codec refuses the values.
     """
@@ -249,9 +252,9 @@ def _weighted_error(error: float, along: float) -> float:
 
 
 def _size(storage: Storage, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
-    """Return the bytes that the difference of the full tensor ``tuned`` takes in ``storage``.
+    """Return the bytes of the difference of the full tensor ``tuned`` in ``storage``.
 
-    The size is exact if it does not depend on values; otherwise it is scaled from ``parts``, those of a sample.
+    If the size depends on values, it is scaled from ``parts``, which are those of a sample.
     """
     if storage.encoding == "raw":
         full_encoder = CODECS[storage.codec].encoder(tuned.shape, "f32", storage.options)
@@ -273,9 +276,9 @@ def _packed(part: Array) -> int:
 def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Trial]) -> Iterable[Trial]:
     """Yield a low-rank trial for each rank whose error over the full difference is at most ``LOW_RANK_ERROR``.
 
-    Yield nothing if no rank is promising on ``sample``. A rank is promising if its error is less than
-    ``LOW_RANK_ERROR`` and less than the error of every trial of at most its size. The sampled error is a lower bound:
-    a low rank approximates the sampled rows at least as well as the full matrix.
+    Yield nothing if no rank is promising on ``sample``: its error must be less than ``LOW_RANK_ERROR``, and less than
+    that of every trial of at most its size. The sampled error is a lower bound, because a low rank approximates the
+    sampled rows at least as well as the full matrix.
     """
     rows, cols = tuned.matrix_shape
     max_rank = min(RANKS[-1], min(rows, cols) // 2, _SPECTRUM // (8 * cols) - OVERSAMPLING)
@@ -315,7 +318,7 @@ def _within(item: Measured, max_error: float) -> Trial:
 
 
 def _hull(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials on the lower convex hull of weighted error over size, by ascending size."""
+    """Return the trials on the lower convex hull of weighted error over size, ordered by size."""
     hull: list[Trial] = []
     for trial in sorted(trials, key=lambda trial: (trial.size, trial.weighted_error)):
         if hull and trial.weighted_error >= hull[-1].weighted_error:

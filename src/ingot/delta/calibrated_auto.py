@@ -1,8 +1,8 @@
 """Strategy ``auto`` with statistics: each storage of a difference is replaced by its calibrated equivalent.
 
-Bits are still allocated by the plain error of the storage, so that matrices with and without statistics compare.
-Errors weighted by a matrix's statistics were tried: they underestimate what missing parts of several matrices cost
-together. A delta of share 0.067 was further from the fine-tune on code.
+Bits are allocated by the plain error of a storage, so that matrices with and without statistics are comparable. Errors
+weighted by a matrix's statistics were tried: they underestimate the combined cost of missing parts in several matrices,
+and a delta of share 0.067 was further from the fine-tune on code.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from ingot.quantization.rounding import TWO_SIDED
 from ingot.quantization.tensor import StatisticsSource, has_statistics
 
 TRELLIS_ERRORS = {2: 0.079, 3: 0.020, 4: 0.0053}
-"""The share of the squared norm that a trellis loses, by bits, after scaling to the difference's norm.
+"""The share of the squared norm that a trellis loses, by bits, after scaling to the norm of the difference.
 
-Measured on Gauss, Laplace and Student (5) values in groups of 64: 0.077 to 0.079, 0.019 to 0.020, 0.0047 to 0.0055.
+Measured on values of Gauss, Laplace and Student (5) distributions in groups of 64: 0.077 to 0.079, 0.019 to 0.020,
+0.0047 to 0.0055.
 """
 
 
 def measure_calibrated(base: Tensor, tuned: Tensor, statistics: StatisticsSource) -> Measured:
-    """Measure a pair with calibrated storages if there are statistics; ``error`` remains that of plain storages."""
+    """Measure a pair with calibrated storages if it has statistics; ``error`` remains that of plain storages."""
     measured = measure(base, tuned)
     if not has_statistics(statistics, tuned.name, tuned.shape):
         return measured
@@ -48,11 +49,11 @@ def _trials(measured: Measured, tuned: Tensor, statistics: StatisticsSource) -> 
 
 
 def _weighted_error(storage: Storage, trial: Trial) -> float:
-    """Return the weighted error of a calibrated storage, given the trial of the plain one.
+    """Return the weighted error of a calibrated storage from the trial of the plain one.
 
-    A calibrated storage keeps the difference's norm, so that no part counts as missing.
+    A calibrated storage preserves the norm of the difference, so no part counts as missing.
     """
-    if storage == SIGNS:  # the plain error of signs is 2 - 2c, with c their cosine with the difference
+    if storage == SIGNS:  # for signs, the plain error is 2 - 2c with c their cosine to the difference
         return 1 / max(1 - trial.error / 2, 0.5) ** 2 - 1
     if storage.codec == TrellisLayout.codec:
         return TRELLIS_ERRORS[storage.options["bits"]]
@@ -60,7 +61,7 @@ def _weighted_error(storage: Storage, trial: Trial) -> float:
 
 
 def calibrated_equivalent(storage: Storage, cols: int) -> Storage | None:
-    """Return the calibrated storage with the same bits; None if there is none."""
+    """Return the calibrated storage with the same bits; None without one."""
     bits = storage.options.get("bits")
     if storage.codec == LOW_RANK and storage.options["rank"]:
         return replace(storage, quantizer=TWO_SIDED)
@@ -72,7 +73,7 @@ def calibrated_equivalent(storage: Storage, cols: int) -> Storage | None:
 
 
 def _size(storage: Storage, tuned: Tensor, statistics: StatisticsSource) -> float | None:
-    """Return the bytes of a difference in a calibrated ``storage``; None if they equal those of the plain storage."""
+    """Return the bytes of a difference in a calibrated storage; None if they equal those of the plain storage."""
     if storage.encoding != "raw" or storage.codec == LOW_RANK:
         return None
     assert storage.quantizer is not None

@@ -21,9 +21,9 @@ from ingot.model.tensor import Tensor
 
 
 def same_tensors(pairs: Mapping[str, TensorPair], executor: PairExecutor, progress: Progress) -> dict[str, str]:
-    """Return the digests of the tensors whose values equal the base's, bit for bit.
+    """Return the digests, by name, of tensors that equal the base's bit for bit.
 
-    Equal tensors are read once, others up to the first chunk that differs.
+    Equal tensors are read once, others up to the first different chunk.
     """
     names = [name for name, pair in pairs.items() if pair.is_same_type]
     digests = {}
@@ -59,7 +59,7 @@ def _keys(container: str, expected: str, actual: str, name: str) -> UnsupportedE
 
 
 def changed_elements(pairs: Mapping[str, TensorPair], same: Container[str], executor: PairExecutor) -> dict[str, int]:
-    """Return how many elements of each tensor differ in any bit; skips tensors in ``same`` and packed tensors."""
+    """Return the number of elements that differ in any bit, by tensor; skips tensors in ``same`` and packed ones."""
     names = [name for name, pair in pairs.items() if name not in same and not is_opaque(pair.tensors[1])]
     return dict(zip(names, executor.map(count_changed, names), strict=True))
 
@@ -74,7 +74,7 @@ def count_changed(pair: TensorPair) -> int:
 
 
 def check_inputs(*checkpoints: Checkpoint) -> None:
-    """Raise an error for a checkpoint that is a delta, or that has tensors without a decoder."""
+    """Raise an error if a checkpoint is a delta, or has tensors without a decoder."""
     for checkpoint in checkpoints:
         if KEY in checkpoint.metadata:
             raise UsageError(
@@ -91,7 +91,7 @@ def common_digest(pair: TensorPair) -> str | None:
 
 
 def is_cast(pair: TensorPair) -> bool:
-    """Return whether the fine-tune's tensor, in the rows that the base has, is the base cast to its element type.
+    """Return whether the fine-tune's rows that the base has equal the base's, cast to the fine-tune's type.
 
     Reading stops at the first difference. ``pair`` must be comparable (``engine.fit``).
     """

@@ -42,14 +42,14 @@ def delta_cost(
     engine: str = "local",
     address: str | None = None,
 ) -> list[TensorDiff]:
-    """Compare ``base + delta`` with ``finetuned`` tensor by tensor, in chunks; ``max_decompressed`` as in ``open``.
+    """Compare ``base + delta`` with ``finetuned``, tensor by tensor in chunks; ``max_decompressed`` as in ``open``.
 
     ``engine`` and ``address`` select the workers as in ``ingot.compare``; the result is the same for each.
 
     Returns
     -------
     list of TensorDiff
-        In the fine-tune's order. ``exact``: whether the values are equal bit for bit.
+        In the fine-tune's order; ``exact`` states whether the values are equal bit for bit.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class DeltaFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A tensor whose cost is computed: the fine-tune's tensor and its chain of patches from the base.
+    """A tensor whose cost is computed: the fine-tune's tensor, and the chain of patches from the base.
 
     ``op`` and ``stored`` are the delta's operation and tensor for it.
     """
@@ -122,7 +122,7 @@ def open_items(files: DeltaFiles) -> Iterator[Opened[_Item]]:
 
 
 def cost_report(base: AnyPath, delta: AnyPath, finetuned: AnyPath, costs: Sequence[TensorDiff], top: int = 0) -> Report:
-    """Return a report on ``delta_cost``; its text shows the ``top`` tensors with the largest errors, all for 0."""
+    """Return a report on ``delta_cost``; its text shows the ``top`` tensors with the largest errors, or all if 0."""
     is_exact = all(item.exact for item in costs)
     stored = sum(item.nbytes for item in costs)
     tuned = sum(item.tuned_nbytes for item in costs)
@@ -183,10 +183,8 @@ def _values(route: PatchChain, tuned: Tensor) -> tuple[bool, ErrorStats]:
 
 
 def _pairs(route: PatchChain, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
-    """Yield the values after patching and the fine-tune's values, in chunks of full rows, which every codec
-    supports.
-    """
-    if route.resized and len(route.shape) < 2:  # one row, of another length in the base
+    """Yield pairs of values after patching and of the fine-tune, in chunks of full rows, which every codec supports."""
+    if route.resized and len(route.shape) < 2:  # one row, whose length differs from the base's
         yield np.concatenate([*route.chunks()]).reshape(1, -1), tuned.numpy().reshape(1, -1)
         return
     rows, cols = tuned.matrix_shape

@@ -1,9 +1,9 @@
 """Diff: compute the delta from a base to a fine-tune, in bounded memory.
 
-Equal tensors are read once. Other tensors are read up to the first difference (by chunks of a million elements), then
+Equal tensors are read once. Other tensors are read up to the first difference (in chunks of a million elements), then
 once per fit pass of their codec, and once for encoding; hashes are computed in the same passes. Strategy ``auto`` first
-reads a sample, and a full matrix twice if its sample suggests a low rank. A sparse patch first counts the changes. A
-``.wdelta`` of a sharded base reads the base once more, in the order of its shards.
+reads a sample, and a full matrix twice if the sample suggests a low rank. For a sparse patch, changes are counted
+first. For a ``.wdelta`` of a sharded base, the base is read once more, in the order of its shards.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
 
 STRATEGIES = ("exact", "int8", "int4", "int3", "int2", "int1")
-"""Strategies of a ``.zt`` that error messages propose, the most exact first."""
+"""Strategies of a ``.zt`` that error messages propose, beginning with the most exact."""
 _SPARE = 4096
 _SPARE_PER_TENSOR = 64
 """Bytes by which a delta may exceed the fine-tune, in total and per tensor: overhead of tiny tensors."""
@@ -94,7 +94,7 @@ def require_smaller(
     location: str,
     workers: int,
 ) -> None:
-    """Raise ``UsageError`` ``delta.larger`` if a delta's parts take more bytes than those of the fine-tune.
+    """Raise ``UsageError`` ``delta.larger`` if the parts of a delta need more bytes than those of the fine-tune.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def require_smaller(
     changed : iterable of TensorPair
         The tensors that the delta stores; read only to find a smaller strategy.
     count : int
-        Their count.
+        The number of ``changed``.
     strategy : str
         The delta's strategy, which is not proposed.
     """
@@ -128,7 +128,7 @@ def _advice(changed: list[TensorPair], refused: str, limit: int, workers: int) -
 
 
 def _size(pair: TensorPair, strategy: str) -> float:
-    """Return the approximate bytes that ``strategy`` takes in a ``.zt`` for a tensor, by a sample if necessary."""
+    """Estimate the bytes of a tensor in a ``.zt`` with ``strategy``, by a sample if necessary."""
     assert pair.tuned is not None
     tuned = pair.tuned
     if not (pair.is_same_type or pair.is_comparable):
@@ -149,10 +149,9 @@ def diff(options: DiffOptions) -> DiffReport:
 
     The layouts, containers and lossless codecs of the inputs do not matter. Either input may be a state dict: arrays,
     torch tensors or ``Tensor`` objects by name, or an open checkpoint. Strategy ``exact`` restores the fine-tune bit
-    for bit; other strategies take fewer bytes (``delta.strategy``). New, reshaped and retyped tensors are stored whole,
-    equal tensors are not stored. A ``.wdelta`` has strategies of its format, a ``.safetensors`` file only sparse
-    patches. With ``resume`` the output is byte for byte that of an uninterrupted run. It is the same for every
-    ``engine``.
+    for bit; other strategies need fewer bytes (``delta.strategy``). New, reshaped and retyped tensors are stored in
+    full, equal tensors not at all. A ``.wdelta`` has its own strategies, a ``.safetensors`` file only sparse patches.
+    With ``resume``, and with any ``engine``, the output has the same bytes.
 
     Returns
     -------
@@ -205,7 +204,7 @@ def diff(options: DiffOptions) -> DiffReport:
 
 
 def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *, is_distributed: bool) -> None:
-    """Raise an error for a state dict if the run needs files: with workers, or with ``resume``."""
+    """Raise an error for a state dict if the run has workers or ``resume``, which need files."""
     if not isinstance(weights, Mapping):
         return
     if is_distributed:
@@ -215,9 +214,7 @@ def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *,
 
 
 def _require_calibrated(options: DiffOptions, target: Destination, *, is_distributed: bool) -> None:
-    """Raise ``UsageError`` ``delta.calibration`` for statistics that the strategy, the container or the engine
-    ignores.
-    """
+    """Raise ``UsageError`` ``delta.calibration`` if strategy, container or engine would ignore the statistics."""
     if options.calibration is None:
         return
     strategies = (*CALIBRATED, AUTO)
@@ -343,12 +340,12 @@ class _Diff:
         return dict(zip(names, self._executor.map(digest_of, names, [(side,)] * len(names)), strict=True))
 
     def _plan(self) -> _Planned:
-        """Find the equal tensors, choose how the others are stored, and return the plan of their steps."""
+        """Find equal tensors, choose how to store the others, and return the plan of their steps."""
         if self._wdelta:
             self._shards = parent_orders(self._base, sorted(self._tuned)).get("shards")
         else:
             self._same = same_tensors(self._pairs, self._executor, self._progress)
-        if self._patch:  # its header, which is written first, states the counts
+        if self._patch:  # the header, which is written first, contains the counts
             self._counts = changed_elements(self._pairs, self._same, self._executor)
         by_measure = self._choose_auto() if self._planner.auto else {}
         self._storages = {**by_measure, **self._exact_casts(), **self._options.storages}
@@ -379,12 +376,12 @@ class _Diff:
         return _Planned(plan, info, [name not in planned or planned[name].step.exact for name in names])
 
     def _require_smaller(self, nbytes: int) -> None:
-        """Refuse a delta of ``nbytes`` that is larger than the fine-tune, unless the caller accepts that."""
+        """Raise an error for a delta of ``nbytes`` that is larger than the fine-tune, unless the caller allows it."""
         if not self._options.allow_larger:
             changed = (pair for name, pair in self._pairs.items() if pair.tuned is not None and name not in self._same)
             count = len(self._tuned) - len(self._same)
             workers = self._resources.workers
-            strategy = "" if self._wdelta else self._strategy  # int4 of a .wdelta differs from that of a .zt
+            strategy = "" if self._wdelta else self._strategy  # int4 of a .wdelta differs from int4 of a .zt
             require_smaller(nbytes, self._tuned.nbytes, changed, count, strategy, self._destination.display, workers)
 
     def _metadata(self, info: DeltaInfo) -> Mapping[str, Any]:
@@ -393,7 +390,7 @@ class _Diff:
         return self._destination.format.metadata({**metadata, KEY: info.to_metadata()})
 
     def _choose_auto(self) -> dict[str, Storage]:
-        """Return the storage of each tensor's difference that strategy ``auto`` chooses."""
+        """Return the storage of each tensor's difference for strategy ``auto``."""
         changed = [tensor for name, tensor in self._tuned.items() if name not in self._same]
         measured = {item.name: self._pairs[item.name] for item in changed if self._is_measured(item)}
         pairs = [pair.shared() for pair in measured.values()]
@@ -417,7 +414,7 @@ class _Diff:
         return choose(pairs, workers=workers, **limits)
 
     def _measure_calibrated(self, base: Tensor, tuned: Tensor) -> Measured:
-        """Return measurements of a pair of tensors, with calibrated storages if both have one shape."""
+        """Measure a pair of tensors, with calibrated storages if both have one shape."""
         from ingot.delta.calibrated_auto import measure_calibrated
 
         full_base, full_tuned = self._pairs[tuned.name].tensors
@@ -433,7 +430,7 @@ class _Diff:
     def _exact_casts(self) -> dict[str, Storage]:
         """Return the storage ``EXACT`` for tensors that differ from the base only by a cast or by rows.
 
-        They are stored exactly because this takes few bytes.
+        Such differences are stored exactly, because they need few bytes.
         """
         if self._destination.format.name != "zt" or self._strategy in ("exact", *EVERY):
             return {}
@@ -458,7 +455,7 @@ class _Diff:
         return dict(zip(changed, planned, strict=True))
 
     def _placeholder_identity(self) -> Identity:
-        """Return an identity as long as the base's, for a header that is laid out before the base is hashed."""
+        """Return an identity as long as the base's, for a header that is written before the base is hashed."""
         unknown = "0" * 64
         has_content = self._patch if not self._wdelta else self._shards
         return Identity(f"blake3:{unknown}" if has_content else None, {PARENT: unknown} if self._wdelta else {})

@@ -13,7 +13,7 @@ from ingot.quantization.outcome_text import few
 
 
 class Explained(Protocol):
-    """A tensor of a report; ``note`` is empty if base and fine-tune have one type and shape."""
+    """A tensor in a report; ``note`` is empty if base and fine-tune have the same type and shape."""
 
     @property
     def name(self) -> str: ...
@@ -26,9 +26,9 @@ class Explained(Protocol):
 
 
 def note_of(base: Tensor | None, tuned: Tensor, op: str, difference_dtype: str | None) -> str:
-    """Return how a difference to a base of another type or shape is stored, or why the full tensor is stored.
+    """Return how a difference to a base of another type or shape is stored, or why the full tensor is.
 
-    ``difference_dtype`` is the element type of an exact difference, None for an approximate one.
+    ``difference_dtype`` is the element type of an exact difference; None for an approximate one.
     """
     if op == "same":
         return ""
@@ -66,7 +66,7 @@ def _resized(base: int, tuned: int) -> str:
 
 
 def note_lines(tensors: Iterable[Explained]) -> list[str]:
-    """Return a line per note: the tensors with this note, and their bytes if they are stored in full."""
+    """Return a line per note: its tensors, and their bytes if they are stored in full."""
     groups: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
     for tensor in tensors:

@@ -1,6 +1,6 @@
 """Extraction of an adapter from a full fine-tune: the best low-rank approximation of each matrix's change.
 
-Memory holds one tensor's change and the factors that are finished.
+Memory holds one tensor's change and the finished factors.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ DEFAULT_RANK = 32
 RULE = "adapter.option"
 _LISTED = 8
 _NAMED = 3
-_SPREAD = 4  # with --size, no rank is more than this multiple of the rank that all matrices could have
+_SPREAD = 4  # with --size, the largest rank of a matrix as a multiple of the rank that all matrices could have
 _ENTRY = 256  # bytes of a tensor's entry in the file's header, without its name
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractedTensor:
-    """A matrix of the adapter: its rank, and the share of its change that is left, as the norm weighs it."""
+    """A matrix of the adapter: its rank, and the part of its change that is missing, as a share of the norm."""
 
     name: str
     rank: Count
@@ -81,16 +81,16 @@ class AdapterExtractReport(Reportable):
     size : int
         Bytes of the factors.
     error : float
-        The norm of what the adapter leaves of the changes of its matrices, as a share of the changes' norm.
+        The norm of the missing part of all matrices' changes, as a share of the norm of the changes.
     highest : str
-        The matrix of which the largest share is left.
+        The matrix with the largest missing share.
     weighted : int
-        The number of matrices whose errors the statistics weigh; the error is then that of their outputs.
+        The number of matrices whose errors are weighted by statistics; the error is then that of their outputs.
     tensors : sequence of ExtractedTensor
     omitted : sequence of OmittedTensor
-        Tensors of the fine-tune that differ from the base and are not in the adapter.
+        Tensors of the fine-tune that differ from the base but are not in the adapter.
     residual : str or None
-        The delta from the merged adapter to the fine-tune.
+        The delta that turns the merged adapter into the fine-tune.
     """
 
     base: str
@@ -108,7 +108,7 @@ class AdapterExtractReport(Reportable):
 
     @property
     def warnings(self) -> list[str]:
-        """The warning that names the omitted tensors, unless the residual has them."""
+        """A warning that names the omitted tensors, unless the residual contains them."""
         if not self.omitted or self.residual is not None:
             return []
         names = ", ".join(item.name for item in self.omitted[:_NAMED])
@@ -164,10 +164,10 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
     """Write a LoRA adapter that approximates a full fine-tune, as PEFT stores it.
 
     The factors of each linear layer and embedding are the leading singular vectors of its change. For matrices with a
-    side of at most 192 they are exact: no adapter of that rank leaves less. For larger ones they come from randomized
-    subspace iteration, which left at most about 1 % more than the best factors. With statistics the norm is that of the
-    layer's outputs. Ranks are equal (``rank``), the smallest that leave a share of each change (``max_error``), or
-    those of least error in total for a size (``size``).
+    side of at most 192 they are exact: no adapter of that rank has a smaller error. For larger ones they come from
+    randomized subspace iteration, whose error was at most about 1 % above the minimum. With statistics, the norm is
+    that of the layer's outputs. Ranks are equal (``rank``), the smallest within an error per matrix (``max_error``), or
+    those of least total error for a size (``size``).
 
     Returns
     -------
@@ -181,7 +181,7 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
     ResourceError
         ``device.memory``.
     UnsupportedError
-        ``adapter.base``: no matrix has the name and shape that it has in the base, or none differs;
+        ``adapter.base``: no matrix has the same name and shape in the base, or none differs;
         ``adapter.error``: ``max_error`` needs factors larger than the matrix; ``adapter.residual``: the base is
         quantized or a GGUF file.
     CodecError
@@ -262,7 +262,7 @@ def _base_name(options: AdapterExtractOptions) -> str:
 
 
 def _model_view(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint by the names of a model folder."""
+    """Return a checkpoint with the names of a model folder."""
     return to_model(checkpoint, no_tokenizer=True).checkpoint if is_translated(checkpoint) else checkpoint
 
 
@@ -280,7 +280,7 @@ def _require_dense(base: Checkpoint) -> None:
 
 
 class _Pair:
-    """A base and its fine-tune, by the names of a model folder, and the factors of the changes."""
+    """A base and its fine-tune, with the names of a model folder, and the factors of the changes."""
 
     def __init__(self, base: Checkpoint, tuned: Checkpoint, options: AdapterExtractOptions) -> None:
         self.statistics: Statistics | None = None
@@ -300,7 +300,7 @@ class _Pair:
         self._progress = Progress(sum(item.nbytes for item in tuned.values()), options.progress)
 
     def extract(self, max_error: float | None, size: int | None) -> None:
-        """Find the factors of every changed matrix, and the changed tensors without factors."""
+        """Find the factors of every changed matrix; list changed tensors without factors."""
         names = list(self._matrices())
         ranks = {} if size is None else self._ranks(names, size)
         remaining = 0.0
@@ -315,7 +315,7 @@ class _Pair:
             factors = self._factors(change, max_error, ranks.get(name) if size is not None else None)
             if factors is None:
                 remaining += change.squared_norm
-                self.omitted.append(OmittedTensor(name, "the size has no room for it"))
+                self.omitted.append(OmittedTensor(name, "the size is too small for it"))
                 continue
             remaining += change.squared_norm * factors.error**2
             self.tensors.append(ExtractedTensor(name, factors.rank, factors.error))
@@ -345,7 +345,7 @@ class _Pair:
         return "expected a fine-tune whose linear layers differ from the base's, found the same values"
 
     def _ranks(self, names: Sequence[str], size: int) -> dict[str, int]:
-        """Return the ranks of least total error for a file's size."""
+        """Return the ranks with the least total error for a file of ``size`` bytes."""
         names = [name for name in names if self._differs(name)]
         bits = DTYPES[self._options.dtype].bits
         costs = {name: sum(self._tuned[name].shape) * bits // 8 for name in names}
@@ -359,7 +359,7 @@ class _Pair:
         return ranks_for_size(values, costs, size)
 
     def _change(self, name: str) -> Change | None:
-        """Return the change of a matrix; None if there is none."""
+        """Return the change of a matrix; None if it did not change."""
         check_cancelled()
         values = self._difference(name)
         if not values.any():
@@ -379,7 +379,7 @@ class _Pair:
         return values
 
     def _matrices(self) -> Iterator[str]:
-        """Yield the matrices that an adapter can change; list the other changed tensors in ``omitted``."""
+        """Yield the matrices that an adapter can change; list other changed tensors in ``omitted``."""
         for name, tensor in self._tuned.items():
             if name not in self._base:
                 self.omitted.append(OmittedTensor(name, "the base lacks it"))
@@ -397,7 +397,7 @@ class _Pair:
         ]
 
     def _obstacle(self, name: str) -> str:
-        """Return the reason for which an adapter cannot have factors of a tensor; empty if it can."""
+        """Return why an adapter cannot have factors of a tensor; empty if it can."""
         tensor = self._tuned[name]
         role = role_of(name)
         if tensor.dtype not in FLOATS or self._base[name].dtype not in FLOATS:

@@ -1,4 +1,4 @@
-"""Change weights in memory by a delta: check everything before any change, and restore everything on failure."""
+"""Change weights in memory by a delta: everything is checked first, and restored after a failure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ State = MutableMapping[str, Any]
 class Changed:
     """The changes that an application made to a state dict.
 
-    ``undo`` are the logs by name, None if none were recorded. ``replaced`` are the objects that the mapping had before.
+    ``undo`` are the logs by name, or None. ``replaced`` are previous objects of the mapping.
     """
 
     undo: dict[str, TensorUndo] | None
@@ -47,7 +47,7 @@ class Changed:
 
 
 def restore_objects(state: State, replaced: Mapping[str, Any]) -> None:
-    """Put the objects in ``replaced`` back into the state dict, and delete names that it did not have."""
+    """Put the objects of ``replaced`` back into the state dict, and delete names that it did not have."""
     for name, value in replaced.items():
         if value is _MISSING:
             state.pop(name, None)
@@ -64,7 +64,7 @@ class Application:
         self._workers = workers
         self._arrays = {name: shared_array(name, value) for name, value in state.items()}
         before = self._before()
-        self.routes = dict(next_stage(before, link, 1))  # not lazy: one route per array
+        self.routes = dict(next_stage(before, link, 1))  # not lazy, because each array needs one chain
         changes = link.info.tensors
         self._fitted = [name for name in self.routes if name in changes and changes[name].fitted]
         unchanged = [name for name, change in changes.items() if change.op == "same"]
@@ -74,9 +74,9 @@ class Application:
         self._digests: dict[str, str] = {}
 
     def _before(self) -> dict[str, PatchChain]:
-        """Return the state dict's tensors as chains of stage 0.
+        """Return the tensors of the state dict as chains without patches.
 
-        A name that repeats the memory of another name is included only if the delta has a tensor for it.
+        A name that shares the memory of another name is included only if the delta has a tensor for it.
         """
         named = {**self._link.info.tensors, **dict.fromkeys(self._link.info.removed)}
         addresses = {address(array) for name, array in self._arrays.items() if name in named}
@@ -87,7 +87,7 @@ class Application:
         return routes
 
     def require_base(self) -> None:
-        """Raise ``IntegrityError`` ``delta.base`` unless the arrays' hash equals the base's in the delta."""
+        """Raise ``IntegrityError`` ``delta.base`` if the hash of the arrays is not that of the delta's base."""
         identity = self._link.info.base
         if identity.content is not None:
             names = [*(name for name in self._link.info.tensors if name in self._arrays), *self._link.info.removed]
@@ -120,7 +120,7 @@ class Application:
         return route is not None and not route.layers and not route.first_stage
 
     def prove_result(self, verify: bool, *, required: bool) -> None:
-        """Decide before ``run`` whether to compare the result with the delta's statement, if that is possible.
+        """Decide, before ``run``, whether to compare the result with the identity stated in the delta, if possible.
 
         Raises ``UsageError`` ``delta.no-result``: the comparison is ``required``, but impossible.
         """
@@ -135,7 +135,7 @@ class Application:
             raise UsageError(f"nothing to verify against: {reason}", rule="delta.no-result", where=self._link.location)
 
     def _require_result(self, *, undo: bool) -> None:
-        """Compare the result with the delta's statement; tensors that were not hashed yet are hashed now."""
+        """Compare the result with the identity stated in the delta; tensors that were not hashed yet are hashed now."""
         if self._promised is None:
             return
         unhashed = {name: self._arrays[name] for name in self.routes if name not in self._digests}
@@ -152,7 +152,7 @@ class Application:
             )
 
     def run(self, *, undo: bool) -> Changed:
-        """Apply the delta. If an error is raised and ``undo`` is true, restore all weights first."""
+        """Apply the delta. If an error occurs and ``undo`` is true, restore all weights before it is raised."""
         excluded = {*self._tied, *self._fitted}
         changed = [route for name, route in self.routes.items() if route.layers and name not in excluded]
         if not undo:
@@ -244,7 +244,7 @@ class Application:
 
 
 def _stored(route: PatchChain) -> Tensor:
-    """Return the tensor of the last delta in a chain; the chain's origin if no delta changes it."""
+    """Return the tensor of the last delta in a chain; without deltas, the chain's origin."""
     return route.layers[-1].tensor if route.layers else route.origin
 
 
@@ -278,7 +278,7 @@ def _undo_of(route: PatchChain, array: Array) -> TensorUndo:
 
 
 def _check_parts(tensor: Tensor) -> None:
-    """Check a delta's tensor and the digests of its parts, each of which is read once."""
+    """Check a delta's tensor and the digests of its parts; each part is read once."""
     delta_codec(tensor.codec).check(tensor)
     for part in tensor.parts.values():
         if part.encoding == "raw" and (part.digest is None or not part.verify):

@@ -1,4 +1,4 @@
-"""An observer that hashes base and result during a diff, for the identities that the delta states."""
+"""An observer that hashes base and result during a diff, for the identities stated in the delta."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Identify(Observer):
     info : DeltaInfo
         The delta's description; complete after ``conclude``.
     digests : mapping
-        Digests of tensors that no step reads: tensors equal in both, and tensors that are only copied.
+        Digests of tensors that no step reads: equal tensors, and tensors that are only copied.
     same : mapping
-        The entries of ``digests`` for tensors that are equal in both.
+        The entries of ``digests`` for equal tensors.
     metadata : callable
         Builds the metadata from a description.
     wdelta : bool
@@ -47,9 +47,9 @@ class Identify(Observer):
     shards : sequence of str, optional
         The order of tensors in the parent hash of a sharded base.
     compute_digests : callable
-        Computes digests of tensors by name, for the base (0) or the fine-tune (1), that no step hashed.
+        Computes digests, by name, of tensors of the base (0) or the fine-tune (1) that no step hashed.
     require_size : callable
-        Refuses a delta whose parts take the given number of bytes, if that is too large.
+        Raises an error for a delta with this number of bytes, if that is too large.
     """
 
     base: Checkpoint
@@ -82,7 +82,7 @@ class Identify(Observer):
             if self.wdelta and self.shards is None and in_order:
                 parent = ParentHash(base)
                 self._parent = lambda: parent.hex
-            elif self.wdelta:  # the steps run in another order, not all of them run, or workers run them
+            elif self.wdelta:  # the steps run in another order, only some of them run, or workers run them
                 order = self.shards if self.shards is not None else sorted(self.tuned)
                 future: Future[str] = pool.submit(parent_hash, self.base, order)
                 self._parent = future.result

@@ -65,7 +65,9 @@ class DiffOptions:
     )
     target_size: float | str | None = field(
         default=None,
-        metadata=about("For --strategy auto: the delta's size, such as 200MiB, or a share such as 0.1."),
+        metadata=about(
+            "For --strategy auto: the delta's size, such as 200MiB, or share of the fine-tune, such as 0.1."
+        ),
     )
     drop: Sequence[str] = field(default=(), metadata=DROP)
     allow_larger: bool = field(

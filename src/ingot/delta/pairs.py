@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:
-    """The tensors of one name in base and fine-tune; None for a missing tensor."""
+    """The tensors of one name in base and fine-tune; None if one is missing."""
 
     base: Tensor | None
     tuned: Tensor | None
@@ -59,7 +59,7 @@ class TensorPair:
         return why_incomparable(base, tuned) is None
 
     def shared(self) -> tuple[Tensor, Tensor]:
-        """Return the rows that comparable tensors share; the tensors themselves if their shapes are equal."""
+        """Return the rows that comparable tensors share; the full tensors if their shapes are equal."""
         base, tuned = self.tensors
         if base.shape == tuned.shape:
             return base, tuned
@@ -68,9 +68,7 @@ class TensorPair:
 
     @property
     def added_nbytes(self) -> int:
-        """The number of stored bytes of the rows that only the fine-tune's tensor has; the tensors must be
-        comparable.
-        """
+        """Stored bytes of the rows that only the fine-tune's tensor has; the tensors must be comparable."""
         base, tuned = self.tensors
         return tuned.nbytes * max(tuned.size - base.size, 0) // max(tuned.size, 1)
 
@@ -81,7 +79,7 @@ class TensorPair:
 
 
 class PairMap(ComputedMap[TensorPair]):
-    """All pairs by name: the fine-tune's names, then those that only the base has. Pairs are not cached."""
+    """All pairs by name, uncached: names of the fine-tune, then names that only the base has."""
 
     def __init__(self, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> None:
         self._base = tensor_map_of(base)

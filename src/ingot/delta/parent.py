@@ -1,19 +1,19 @@
-"""The ``parent_hash`` of a ``.wdelta``: SHA-256 over names and bytes of the base's tensors, in any known order.
+"""The ``parent_hash`` of a ``.wdelta``: SHA-256 over names and bytes of the base's tensors, in one of several orders.
 
 See spec/wdelta.md, "Parent hash". The hash covers the delta's tensors (``load_delta_from_paths`` of deltatensors), or
-all tensors of the base if these are more (``load_delta``). The orders:
+all tensors of the base if there are more (``load_delta``). The orders:
 
 ``sorted``
-    By name: version 2, and version 1 made in memory or as a link of a chain.
+    By name: version 2, and version 1 written from memory or as a link of a chain.
 ``records``
-    The order of the delta's arrays in the file, for writers that hash while writing. For a fine-tune whose shards
-    differ from the base's, no other order is known.
+    The order of the delta's arrays in the file, of writers that hash while they write. If the shards of the fine-tune
+    differ from the base's, this is the only order available.
 ``shards``
-    By the base's files, sorted by the first name in each: version 1 made from folders.
+    By the base's files, sorted by the first name in each: version 1 written from folders.
 
-Bytes are as stored (bf16 as 16 bits). The orders ``sorted-f32`` and ``records-f32`` hash the values as float32, which
-version 1's in-memory functions do for a bf16 model. ``whole-sorted``, ``whole-shards`` and ``whole-sorted-f32`` cover
-all tensors of the base.
+Bytes are hashed as stored (bf16 as 16 bits). ``sorted-f32`` and ``records-f32`` hash values as f32, as the in-memory
+functions of version 1 do for a bf16 model. ``whole-sorted``, ``whole-shards`` and ``whole-sorted-f32`` cover all
+tensors of the base.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ Orders = dict[str, tuple[str, ...]]
 
 
 def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
-    """Return the orders of tensors in which a writer may have computed the parent hash, by the order's name.
+    """Return the orders, by name, in which a writer may have computed the parent hash.
 
-    ``names`` are the delta's tensors in the file's order. Equal orders are listed once. Raises ``IntegrityError``
+    ``names`` are the delta's tensors in the order of the file. Equal orders are listed once. Raises ``IntegrityError``
     ``delta.base`` if the base lacks a tensor.
     """
     missing = next((name for name in names if name not in base), None)
@@ -61,7 +61,7 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
 
 
 def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) -> Orders:
-    """Return the distinct orders of ``names``, with those over float32 last; keys begin with ``prefix``."""
+    """Return the distinct orders of ``names``, those over f32 last; keys begin with ``prefix``."""
     by_file: dict[str, list[str]] = {}
     tensors = tensor_map_of(base)
     wide = False
@@ -85,9 +85,9 @@ def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) ->
 
 
 def matching_order(base: Mapping[str, Tensor], names: Sequence[str], expected: str) -> str | None:
-    """Return the order in which ``base`` hashes to ``expected``; None if no order does, for another base.
+    """Return the order in which ``base`` hashes to ``expected``; None for another base.
 
-    The likeliest order, which is nearly always right, is tried alone. The others are then tried in parallel until one
+    The likeliest order, which is nearly always right, is tried first. The others are tried in parallel until one
     matches.
     """
     orders = parent_orders(base, names)
@@ -102,9 +102,9 @@ def matching_order(base: Mapping[str, Tensor], names: Sequence[str], expected: s
 
 
 def parent_hash(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool = False) -> str:
-    """Return the SHA-256, in hex, over name and bytes of the tensors in ``order``; ``wide`` hashes values as float32.
+    """Return the SHA-256 in hex over name and bytes of the tensors in ``order``; ``wide`` hashes values as f32.
 
-    A thread reads ahead while another hashes; memory is bounded by a few chunks.
+    One thread reads while another hashes; memory holds a few chunks.
     """
     running = Sha256()
     buffers = ordered(_call, _reads(base, order, wide=wide), 1, 3)
@@ -118,7 +118,7 @@ def _call(read: Callable[[], Buffer]) -> Buffer:
 
 
 def _reads(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool) -> Iterator[Callable[[], Buffer]]:
-    """Yield functions that return the next bytes to hash; the caller calls them in this order, on one thread."""
+    """Yield functions that return the next bytes to hash; they must be called in order, on one thread."""
     for name in order:
         encoded = name.encode("utf-8", "surrogatepass")
         yield partial(bytes, encoded)
@@ -135,7 +135,7 @@ def _raw(tensor: Tensor) -> Iterator[Callable[[], Buffer]]:
     reader = part.reader()
 
     def read(size: int) -> Buffer:
-        out = scratch((size,), np.uint8).data  # reuses pages, which are already zeroed, inside a pipeline
+        out = scratch((size,), np.uint8).data  # reuses already zeroed pages inside a pipeline
         reader.readinto(out)
         return out
 

@@ -48,10 +48,10 @@ _DENSE = ConfigChange(PACKING_KEYS)
 
 @takes(PatchOptions, "patch")
 def patch(options: PatchOptions) -> PatchReport:
-    """Apply a delta, or several in order, to ``base`` and write the result, dense, in the fine-tune's element types.
+    """Apply one delta, or several in order, to ``base``, and write the dense result in the fine-tune's element types.
 
-    In a chain, each delta's base is the previous delta's result. A folder gets the base's container and companions.
-    With ``resume`` the output is byte for byte that of an uninterrupted run.
+    In a chain, the base of each delta is the result of the one before. A folder gets the base's container and
+    companions. With ``resume`` the output has the same bytes as an uninterrupted run.
 
     Returns
     -------
@@ -60,8 +60,8 @@ def patch(options: PatchOptions) -> PatchReport:
     Raises
     ------
     IntegrityError
-        ``delta.base``: the base, or the order of the chain, is wrong; ``delta.result``: the result is not the one that
-        the delta states. Nothing is published.
+        ``delta.base``: the base, or the order of the chain, is wrong; ``delta.result``: the result is not the one
+        stated in the delta. Nothing is published.
     UsageError
         ``cluster.engine``, ``delta.none``, ``delta.of-delta``, ``delta.no-identity``, ``delta.no-result``, an option.
     FormatError, CodecError, UnsupportedError, ResourceError
@@ -160,7 +160,7 @@ class _Patch:
         )
 
     def _cast(self, plan: Plan) -> str | None:
-        """Return the element type of option ``dtype`` if values were rounded to it; None if none were."""
+        """Return the element type of option ``dtype`` if values were rounded to it, else None."""
         if self._options.dtype is None:
             return None
         rounds = any(isinstance(step, Patch) and not step.encoder.lossless for step in plan.steps)
@@ -182,7 +182,7 @@ class _Patch:
         return distribute(plan, self._sources, target, self._resources, cluster, proof)
 
     def _plan(self, routes: Routes, first: Sequence[str]) -> Plan:
-        """Plan every tensor, in the order that suits the hashes of the proof."""
+        """Plan every tensor, in the order in which the proof hashes tensors."""
         format = self._destination.format
         names = dict.fromkeys([*(name for name in first if name in routes), *routes])
         steps = [self._step(routes.get_uncached(name)) for name in names]
@@ -218,6 +218,6 @@ class _Patch:
 
 
 def _largest(route: PatchChain) -> Tensor:
-    """Return the tensor of the most elements in a chain: its origin, or a delta's tensor of another shape."""
+    """Return the largest tensor of a chain: its origin, or a delta's tensor of another shape."""
     resized = [layer.tensor for layer in route.layers if layer.shape != route.origin.shape]
     return max(route.origin, *resized, key=lambda tensor: tensor.size) if resized else route.origin

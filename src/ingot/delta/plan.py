@@ -48,8 +48,8 @@ ENTROPY = ("bf16", "f16", "f32")
 _CHUNK = 1 << 20
 _FULL_TENSOR_FACTOR = 1.02
 _FULL_TENSOR_BYTES = 64
-"""A full tensor replaces an exact difference only if it is smaller by this factor and this number of bytes, because a
-difference records its base, and its equal parts cost nothing."""
+"""A full tensor replaces an exact difference only if it is smaller by this factor and these bytes. A difference
+is preferred because it records its base, and equal parts need no bytes."""
 
 
 def exact_dtype(pair: TensorPair) -> str | None:
@@ -78,7 +78,7 @@ def _entropy_bytes(values: Array, dtype: str) -> int:
 
 
 def _narrows(tensor: Tensor, dtype: str) -> bool:
-    """Return whether casting a tensor to ``dtype`` and back keeps every bit; stops at the first lossy chunk."""
+    """Return whether a cast of a tensor to ``dtype`` and back preserves every bit; stops at the first lossy chunk."""
     matrix = matrix_of(tensor)
     rows = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
     return all(cast_exactly(values, dtype) is not None for values in rows)
@@ -86,9 +86,9 @@ def _narrows(tensor: Tensor, dtype: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDiff:
-    """The change of a tensor of the fine-tune, and the step that stores it.
+    """The change of a tensor of the fine-tune, and the step that stores the change.
 
-    ``digest`` is the digest of the values if they are only copied. ``rounded`` is the storage if a quantizer rounds the
+    ``digest`` is that of the values, if they are only copied. ``rounded`` is the storage, if a quantizer rounds the
     difference.
     """
 
@@ -100,10 +100,10 @@ class PlannedDiff:
 
 @dataclass(frozen=True, slots=True)
 class DiffPlanner:
-    """Plans the tensors of a delta in ``container``; ``is_default``: the caller named no strategy.
+    """A planner of the tensors of a delta in ``container``; ``is_default`` states that the user named no strategy.
 
-    ``statistics`` calibrate the rounding, and ``statistics_id`` identifies them. ``outcomes`` receives the result of
-    each matrix that was rounded with statistics.
+    ``statistics`` calibrate the rounding, and ``statistics_id`` identifies them. ``outcomes`` collects the results of
+    matrices that were rounded with statistics.
     """
 
     container: str
@@ -116,26 +116,27 @@ class DiffPlanner:
 
     @property
     def auto(self) -> bool:
-        """Whether the strategy is ``auto``, which measures storages; tensors without a measurement are stored
-        exactly.
+        """Whether the strategy is ``auto``, which measures storages.
+
+        Tensors without measurements are stored exactly.
         """
         return self.strategy == AUTO and self.container == "zt"
 
     def matrix_storage(self) -> Storage:
-        """Return the strategy's storage of matrices, to which ``options`` apply.
+        """Return the strategy's storage of matrices, with ``options`` applied.
 
         Raises ``UsageError`` ``delta.strategy``: an unknown strategy.
         """
         return EXACT if self.auto else choices(self.strategy, "", (SMALL, SMALL), "f32", self.container)
 
     def plan(self, pair: TensorPair, storage: Storage | None = None, count: int | None = None) -> PlannedDiff:
-        """Return the change and the step of a tensor that is not equal in both.
+        """Return the change and the step of a tensor that differs from the base's.
 
         Parameters
         ----------
         pair : TensorPair
         storage : Storage, optional
-            How the difference is stored; by default the strategy's storage.
+            How to store the difference; by default as the strategy does.
         count : int, optional
             How many elements differ, for codecs that need the count.
 
@@ -159,7 +160,8 @@ class DiffPlanner:
             return EXACT
         storage = choices(self.strategy, tensor.name, tensor.shape, tensor.dtype, self.container)
         candidates = CALIBRATED.get(self.strategy, ())
-        resized = base is not None and base.shape != tensor.shape  # the statistics' shapes are those of one of them
+        # The shapes in the statistics are those of one of both
+        resized = base is not None and base.shape != tensor.shape
         if (
             storage == EXACT
             or not candidates
@@ -233,7 +235,7 @@ class DiffPlanner:
     def _applied(self, base: Tensor, tensor: Tensor) -> Change:
         """Return the ``Change`` for a tensor stored as a difference.
 
-        A ``.wdelta`` cannot record the base's type or shape.
+        A ``.wdelta`` cannot record the type or shape of the base.
         """
         retyped = base.dtype != tensor.dtype
         resized = base.shape != tensor.shape
@@ -261,14 +263,14 @@ def _replaced(tensor: Tensor) -> Change:
 
 
 def _over_rows(storage: Storage, base: tuple[int, ...], tuned: tuple[int, ...]) -> Storage:
-    """Return the storage of an inexact difference, given the shapes of base and fine-tune, whose rows differ."""
+    """Return the storage of an inexact difference if the rows of base and fine-tune differ."""
     if len(tuned) < 2:
         return EXACT
     return over_added_rows(storage, base[0]) if base[0] < tuned[0] else storage
 
 
 def _differences(base: Tensor, tensor: Tensor) -> Iterator[tuple[int, Array]]:
-    """Yield differences of the rows that both tensors have, each with the index of its first row."""
+    """Yield differences of the rows that both tensors have, each with the index of the first row."""
     shrinks = tensor.size < base.size
     for start, (smaller, larger) in leading_rows(tensor, base) if shrinks else leading_rows(base, tensor):
         yield start, difference(larger, smaller) if shrinks else difference(smaller, larger)
@@ -290,7 +292,7 @@ class PlannedDiffData:
 
 @preload
 class DiffPlannerData(Struct, frozen=True, forbid_unknown_fields=True):
-    """A planner without statistics for workers; call it like ``DiffPlanner.plan``. Steps are returned as data."""
+    """A planner without statistics for workers, called like ``DiffPlanner.plan``; it returns steps as data."""
 
     container: str
     strategy: str

@@ -56,7 +56,7 @@ def delta_plan_json(
     destination: Destination,
     hashed: Callable[[Step], Sequence[int]],
 ) -> bytes:
-    """Return a plan as JSON: everything that determines the output bytes of its steps, and the sources' locations.
+    """Return a plan as JSON: all that determines the output bytes of its steps, and the locations of the sources.
 
     ``hashed`` returns the points of a step at which values are hashed.
     """
@@ -91,7 +91,7 @@ def delta_plan_json(
 
 @dataclass(frozen=True, slots=True)
 class OpenedDeltaPlan:
-    """A plan with open sources, which were checked against the plan. Implements ``Shared``."""
+    """A plan with open sources that were compared with the plan. Implements ``Shared``."""
 
     data: DeltaPlanData
     format: Format
@@ -150,7 +150,7 @@ def shared(location: Location) -> OpenedDeltaPlan:
     FormatError
         ``plan.json``, ``plan.version``: no plan, or a plan of another version of Ingot.
     IntegrityError
-        ``plan.source``: a source differs from the one that the plan was made for.
+        ``plan.source``: a source differs from the one that was planned.
     """
     data = read_plan(location, DeltaPlanData)
     with ExitStack() as stack:
@@ -173,4 +173,4 @@ def shared(location: Location) -> OpenedDeltaPlan:
 
 
 TASKS = StepsType(shared)
-"""The tasks of a plan; workers keep the last plan open."""
+"""The tasks of a plan; a worker keeps its latest plan open."""

@@ -1,7 +1,7 @@
-"""Check that a base, each parent in a chain, and the result have the identities that the deltas state.
+"""Check that a base, each parent in a chain, and the result have the identities stated in the deltas.
 
-Most tensors are hashed while the patch reads and computes them. The others (tensors that a later delta removes or
-replaces, or a parent hash in another order) are hashed separately.
+Most tensors are hashed while the patch reads and computes them. Others are hashed separately: tensors that a later
+delta removes or replaces, and those of a parent hash in another order.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from ingot.model.tensor import Tensor
 
 
 class Proof(Observer):
-    """Hashes stages of a chain and compares them with the stated identities.
+    """An observer that hashes stages of a chain and compares them with the stated identities.
 
     Parameters
     ----------
     links : sequence of Link
     stages : sequence of mappings
-        Result of ``chain.stages``.
+        The result of ``chain.stages``.
     base : bool
-        Whether to check every link's parent. The identities that neighbouring links state are compared at once.
+        Whether to check the parent of every link. Identities stated by neighbouring links are compared immediately.
     result : bool or None
-        Whether to check the result. None: if the last link states it and the base is checked, because another base
-        yields another result.
+        Whether to check the result. None: if the last link states it and the base is checked, because the result
+        depends on the base.
     workers : int
-        Threads that hash tensors separately.
+        Number of threads that hash tensors separately.
 
     Raises
     ------
     IntegrityError
         ``delta.base``: neighbouring links state different identities.
     UsageError
-        ``delta.no-identity``, ``delta.no-result``: a delta lacks an identity that should be checked.
+        ``delta.no-identity``, ``delta.no-result``: a delta does not state an identity that should be checked.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Proof(Observer):
             yield of_step
 
     def conclude(self, completed: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
-        """Compare all hashes with the stated ones; raises ``IntegrityError`` ``delta.base`` or ``delta.result``."""
+        """Compare all hashes with the stated ones; raise ``IntegrityError`` ``delta.base`` or ``delta.result``."""
         for stage, expected in self._contents.items():
             actual = content_of(self._ids(stage, completed))
             if stage == len(self._links):
@@ -141,9 +141,9 @@ class Proof(Observer):
         return None
 
     def explain(self, error: CodecError) -> None:
-        """Raise ``IntegrityError`` ``delta.base`` if ``error``, of applying a delta, is due to a wrong base.
+        """Raise ``IntegrityError`` ``delta.base`` if a wrong base caused ``error`` while a delta was applied.
 
-        The base is hashed to find out. If the base is right, the function returns.
+        The base is hashed to find out; if it is right, the function returns.
         """
         for stage in sorted({*self._contents, *self._parents} - {len(self._links)}):
             expected = self._contents.get(stage) or self._parents[stage]
@@ -173,14 +173,12 @@ class Proof(Observer):
             )
 
     def _is_value_of(self, stage: int, step: Patch) -> bool:
-        """Return whether ``step`` computes the values that its tensor has at ``stage``, and the stage covers the
-        tensor.
-        """
+        """Return whether ``step`` computes its tensor's values at ``stage``, and the stage includes the tensor."""
         covered = stage in self._contents or step.spec.name in self._links[stage].info.tensors
         return covered and step.route.first_stage <= stage  # no later delta replaces the tensor
 
     def _needs_no_pass(self, stage: int, steps: Sequence[Step]) -> bool:
-        """Return whether the steps read all tensors of a parent hash in its order, so that it needs no extra pass."""
+        """Return whether the steps read all tensors of a parent hash in its order, so that no extra pass is needed."""
         if stage:
             return False
         changes = self._links[stage].info.tensors
@@ -198,9 +196,9 @@ class Proof(Observer):
         return {name: TensorId(route.dtype, route.shape, digests[name]) for name, route in self._stages[stage].items()}
 
     def _parent(self, stage: int, order: Sequence[str] | None = None) -> str:
-        """Return the parent hash of a stage, computed in an extra pass over its tensors in ``order``.
+        """Return the parent hash of a stage, computed in an extra pass over its tensors.
 
-        By default this is the likeliest order.
+        ``order`` is by default the likeliest one.
         """
         running = Sha256()
         for name in self._order(stage) if order is None else order:
@@ -210,9 +208,9 @@ class Proof(Observer):
         return hex_of(running)
 
     def _matches_other_order(self, stage: int, expected: str) -> bool:
-        """Return whether the base has this parent hash in another order that deltatensors uses.
+        """Return whether the base has this parent hash in another order of deltatensors.
 
-        For a link's parent, deltatensors hashes the previous link's tensors and no others.
+        For a link's parent, deltatensors hashes only the previous link's tensors.
         """
         if stage:
             before = sorted(self._links[stage - 1].checkpoint)
@@ -232,12 +230,12 @@ class Proof(Observer):
 
 
 def _origins(routes: Routes) -> TensorMap[Tensor]:
-    """Return the tensors, by name, that chains of patches begin with."""
+    """Return the first tensors of chains of patches, by name."""
     return ComputedMap(routes, lambda name: routes[name].origin)
 
 
 def _digest(route: PatchChain) -> str:
-    """Return the BLAKE3 digest of a tensor's values after its chain of patches, in hex."""
+    """Return the BLAKE3 digest, in hex, of a tensor's values after its chain of patches."""
     if not route.layers:
         return tensor_digest(route.origin)
     running = Blake3()

@@ -1,4 +1,4 @@
-"""Tasks of workers for diffs and for the cost of a delta, and an executor that calls workers for pairs."""
+"""Tasks of workers for diffs and for the cost of a delta, and an executor that runs functions of pairs on workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @preload
 class PlannerFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """The argument of workers that plan differences: the locations of base and fine-tune, and the planner's fields."""
+    """Options of workers that plan differences: the locations of base and fine-tune, and the planner's fields."""
 
     base: str
     tuned: str
@@ -67,7 +67,7 @@ _PAIR_QUESTIONS: dict[Callable[..., Any], str] = {
 
 
 def pair_question(function: Callable[..., Any], files: PairFiles) -> tuple[str, Struct]:
-    """Return the name and the options of the task for a function of pairs, or for a ``DiffPlannerData``."""
+    """Return the name and the options of the worker task for a function of pairs, or for a ``DiffPlannerData``."""
     if isinstance(function, DiffPlannerData):
         named = (files.base, files.tuned, files.io, files.verify, files.max_decompressed)
         return "pair-draft", PlannerFiles(*named, function)
@@ -75,10 +75,9 @@ def pair_question(function: Callable[..., Any], files: PairFiles) -> tuple[str, 
 
 
 class ClusterExecutor:
-    """A ``PairExecutor`` that uses the workers of a pool.
+    """A ``PairExecutor`` that runs on the workers of a pool.
 
-    ``sources`` are the base and the fine-tune as opened by the driver. ``progress`` receives the bytes that workers
-    read, which are added to its total.
+    ``sources`` are the base and the fine-tune, opened by the driver. ``progress`` counts the bytes that workers read.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class ClusterExecutor:
     ) -> list[R]:
         """Return ``function(pair, *arguments[i])`` for each name, computed by the pool's workers.
 
-        The function must be supported by ``pair_question``. Raises the errors of ``ask``.
+        ``pair_question`` must support the function. Raises the errors of ``ask``.
         """
         calls = zip(names, arguments or [()] * len(names), strict=True)
         queries = [Query(self._indices[name], name, self._pairs[name].nbytes, values) for name, values in calls]

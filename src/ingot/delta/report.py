@@ -37,13 +37,13 @@ SAME = "same"
 
 @dataclass(frozen=True, slots=True)
 class TensorDiff:
-    """One tensor of the fine-tune in a delta.
+    """A tensor of the fine-tune, as stored in a delta.
 
-    ``op`` is ``apply``, ``replace`` or ``same``. ``nbytes`` are its bytes in the delta, ``tuned_nbytes`` those in the
-    fine-tune. ``exact``: whether patching restores its values bit for bit. ``error`` is the error of the patched
+    ``op`` is ``apply``, ``replace`` or ``same``. ``nbytes`` are its bytes in the delta, ``tuned_nbytes`` its bytes in
+    the fine-tune. ``exact`` states whether patching restores its values bit for bit. ``error`` is that of the patched
     weights (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None if exact or not measured. ``unrestored`` is the share
     of the difference's squared norm that patching does not restore: 0 for an exact result, 1 for the base. ``note``
-    describes a difference to a base of another element type or shape, or why the full tensor is stored.
+    describes a difference to a base of another type or shape, or why the full tensor is stored.
     """
 
     name: str
@@ -66,7 +66,7 @@ def tensor_diffs(
     base: Mapping[str, Tensor],
     tuned: Mapping[str, Tensor],
 ) -> list[TensorDiff]:
-    """Describe every tensor of a fine-tune: its change, whether patching is exact, and the stored bytes.
+    """Describe every tensor of a fine-tune: its change, whether patching is exact, and its stored bytes.
 
     ``exact`` has the order of ``changes``. ``completed`` contains the steps of the stored tensors, in any order.
     """
@@ -97,12 +97,12 @@ def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, step
 
 @dataclass(frozen=True, slots=True)
 class DiffReport(Reportable):
-    """The report of a diff. Sizes in bytes: ``size`` of the file, ``tuned_nbytes`` of the fine-tune's stored tensors.
+    """The report of a diff. ``size`` is the file's bytes, ``tuned_nbytes`` those of the fine-tune's stored tensors.
 
-    ``base_id`` and ``result_id`` are content ids (``artifacts.identity``), None if the container has others:
+    ``base_id`` and ``result_id`` are content ids (``artifacts.identity``), None if the container has others;
     ``parent_hash`` is that of a ``.wdelta``. ``resumed`` counts tensors from an earlier run. ``rounded`` are the
-    results of quantizers per matrix, which ``notes`` summarize. ``dropped`` are tensors that the caller chose not to
-    read.
+    results of quantizers by matrix, and ``notes`` summarize them. ``dropped`` are tensors that the caller decided not
+    to read.
     """
 
     base: str
@@ -140,7 +140,7 @@ class DiffReport(Reportable):
 
     @property
     def short(self) -> list[TensorDiff]:
-        """The tensors whose patched values restore less than half of the difference, the worst first."""
+        """The tensors for which patching restores less than half of the difference, the worst first."""
         lossy = [tensor for tensor in self.tensors if tensor.unrestored is not None and tensor.unrestored > HALF]
         return sorted(lossy, key=lambda tensor: -(tensor.unrestored or 0))
 
@@ -181,7 +181,7 @@ class DiffReport(Reportable):
                 Figure("unrestored", short[0].unrestored, "ratio", data=False),
             ]
             text = "{lost} tensors keep less than half of their difference, worst {most}: {unrestored} not restored"
-            lines.append(Line(f"{text}; take a finer strategy", "lost"))
+            lines.append(Line(f"{text}; use a finer strategy", "lost"))
         lines.append(Line("{item}", "note", items="notes"))
         shown = [tensors_table(self.tensors)] if tensors else []
         return Report(figures, lines, [table_of("tensors", self.tensors, TensorDiff), *shown])
@@ -189,10 +189,10 @@ class DiffReport(Reportable):
 
 @dataclass(frozen=True, slots=True)
 class PatchReport(Reportable):
-    """The report of a patch. ``verified_base`` and ``verified``: whether the base and the result were checked.
+    """The report of a patch. ``verified_base`` and ``verified`` state whether base and result were checked.
 
-    ``result_id`` is the content id of the result in the fine-tune's element types, if it was computed. ``resumed``
-    counts tensors from an earlier run. ``cast`` is the element type that floats were then rounded to, if any.
+    ``result_id`` is the content id of the result in the fine-tune's element types, if computed. ``resumed`` counts
+    tensors from an earlier run. ``cast`` is the element type to which floats were rounded afterwards, if any.
     """
 
     base: str

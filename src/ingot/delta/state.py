@@ -1,4 +1,4 @@
-"""View the tensors of a state dict as NumPy arrays that share its memory, to change them in place."""
+"""Views of a state dict's tensors as NumPy arrays that share its memory, so that they can be changed in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.model.tensor import FRAMEWORKS, TO_NUMPY, Array, Tensor
 def shared_array(name: str, value: Any) -> Array:
     """Return ``value`` as a writable C-order array of the same memory.
 
-    Raises ``UnsupportedError`` ``delta.layout``: another framework, device or order, or read-only memory.
+    Raises ``UnsupportedError`` ``delta.layout`` for another framework, device or order, or for read-only memory.
     """
     if is_torch(value):
         if value.device.type != "cpu" or not value.is_contiguous():
@@ -43,13 +43,13 @@ def is_torch(value: Any) -> bool:
 
 
 def as_framework(state: Mapping[str, Any], array: Array) -> Any:
-    """Return an array as an object of the state dict's framework: torch tensor or NumPy array."""
+    """Return an array as an object of the framework of ``state``: a torch tensor or a NumPy array."""
     torch = any(is_torch(value) for value in state.values())
     return FRAMEWORKS["pt" if torch else "np"](array, None)
 
 
 def address(array: Array) -> tuple[int, int]:
-    """Return the addresses of an array's first byte and of the byte after its last."""
+    """Return the address of an array's first byte, and the address after its last byte."""
     start = int(array.ctypes.data)
     return start, start + array.nbytes
 
@@ -64,9 +64,9 @@ def _layout(name: str, actual: str) -> UnsupportedError:
 
 
 def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], same: Iterable[str]) -> set[str]:
-    """Return the names that share another name's memory and difference, which must be added only once.
+    """Return the names that share memory and difference with another name, so that the difference is added only once.
 
-    ``same`` are the tensors that the delta does not change, which must not share memory with changed tensors.
+    ``same`` are tensors that the delta does not change; they must not share memory with changed tensors.
 
     Raises ``FormatError`` ``delta.shared``.
     """
@@ -84,7 +84,7 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], sa
             raise _shared(name, first[location])
     ranges = [(*location, name, True) for location, name in first.items()]
     ranges += [(*address(arrays[name]), name, False) for name in same if arrays[name].nbytes]
-    ends = {True: (0, ""), False: (0, "")}  # last address and its name, of changed and of unchanged tensors
+    ends = {True: (0, ""), False: (0, "")}  # last address and its name, for changed and for unchanged tensors
     for start, stop, name, changes in sorted(ranges):
         for is_changed in (True, False) if changes else (True,):
             if start < ends[is_changed][0]:
@@ -94,7 +94,7 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], sa
 
 
 def same_stored(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors of a delta are equal in codec, parameters and bytes."""
+    """Return whether two tensors of a delta have the same codec, parameters and bytes."""
     if first.codec != second.codec or first.parts.keys() != second.parts.keys():
         return False
     if dict(first.params) != dict(second.params):

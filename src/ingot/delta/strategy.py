@@ -15,14 +15,14 @@ from ingot.model.layouts.trellis import TrellisLayout
 from ingot.quantization.rounding import TWO_SIDED
 
 SMALL = 1 << 14
-"""Tensors with at most this many elements, and vectors, are stored exactly, because they take few bytes."""
+"""Tensors with at most this number of elements, and vectors, are stored exactly, because they need few bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """How a tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, encoding of parts.
 
-    ``quantizer``: the quantizer that rounds with the matrix's statistics (``quantization.encode.encoder_under``).
+    ``quantizer`` names the quantizer that uses the matrix's statistics (``quantization.encode.encoder_under``).
     """
 
     codec: str
@@ -48,10 +48,10 @@ STRATEGIES: Mapping[str, Storage] = {
     "low-rank": Storage(LOW_RANK, {"rank": 32}),
     "sparse-patch": Storage(PatchLayout.codec),
 }
-"""Strategies of a ``.zt``: how matrices are stored. ``auto`` is not listed, because it measures."""
+"""Strategies of a ``.zt``: how matrices are stored. ``auto`` is missing, because it measures."""
 
 GROUPS = (64, 96, 32)
-"""Group sizes of a trellis: the first that divides the columns is used."""
+"""Group sizes of a trellis; the first that divides the columns is used."""
 
 
 def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **extra: Any) -> Storage:
@@ -60,7 +60,7 @@ def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **ex
 
 
 def trellis_storages(bits: int) -> tuple[Storage, ...]:
-    """Return trellis storages of ``bits`` bits by group size; the last is an integer storage for all other matrices."""
+    """Return the storages of ``bits`` bits to try: a trellis per group size, then integers for all other matrices."""
     last = rounded(AffineLayout.codec, bits, 64, symmetric=bits > 2)
     return (*(rounded(TrellisLayout.codec, bits, group) for group in GROUPS), last)
 
@@ -71,7 +71,7 @@ CALIBRATED: Mapping[str, Sequence[Storage]] = {
     "int1": (SIGNS,),
     "low-rank": (Storage(LOW_RANK, {"rank": 32}, quantizer=TWO_SIDED),),
 }
-"""Storages of matrices with statistics, by strategy: the first that fits the columns is used."""
+"""Storages of matrices with statistics, by strategy; the first that suits the columns is used."""
 
 
 def first_fitting(storages: Sequence[Storage], cols: int) -> Storage:
@@ -80,7 +80,7 @@ def first_fitting(storages: Sequence[Storage], cols: int) -> Storage:
 
 
 EVERY = ("sparse-patch",)
-"""Strategies for every tensor: exact ones, for programs that read no other."""
+"""Strategies that apply to every tensor and are exact, for programs that read no others."""
 
 AUTO = "auto"
 WDELTA: Mapping[str, Storage] = {
@@ -95,13 +95,13 @@ BY_CONTAINER: Mapping[str, Mapping[str, Storage]] = {
     "wdelta": WDELTA,
     "safetensors": {name: STRATEGIES[name] for name in EVERY},
 }
-"""The strategies of each container that a delta can be written to."""
+"""The strategies of each container of deltas."""
 
 DEFAULTS: Mapping[str, str] = {"zt": "exact", "wdelta": "int4", "safetensors": "sparse-patch"}
 """The default strategy of each container: exact if possible, otherwise the lossy one with the smallest error
 (``spec/deltas-quality.md``)."""
 UNSCALED: Mapping[str, Storage] = {"wdelta": Storage(SparseDeltaLayout.codec, {"sparsity": 0.0})}
-"""The exact storage for tensors whose values are too small for the scales of a container's default strategy."""
+"""The exact storage for tensors whose values are too small for the scales of the default strategy, by container."""
 
 
 def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, container: str = "zt") -> Storage:
@@ -121,27 +121,27 @@ def choices(strategy: str, name: str, shape: tuple[int, ...], dtype: str, contai
 
 
 def over_added_rows(storage: Storage, rows: int) -> Storage:
-    """Return the storage of a difference whose fine-tune has more rows than the base.
+    """Return the storage of a difference if the fine-tune has more rows than the base.
 
-    The first ``rows`` rows, which both have, are stored by ``storage``, and the added rows unchanged.
+    ``storage`` is used for the first ``rows`` rows, which both have; added rows are stored unchanged.
     """
     options = {"rows": rows, "inner": storage.codec, "options": dict(storage.options)}
     return Storage(DELTA_ROWS, options, storage.encoding)
 
 
 def is_matrix(shape: tuple[int, ...], dtype: str) -> bool:
-    """Return whether a tensor gets an approximate difference: floats, at least two dimensions, more than ``SMALL``."""
+    """Return whether a tensor's difference may be approximate: floats, at least two dimensions, more than ``SMALL``."""
     return dtype in ("f32", "f16", "bf16") and len(shape) >= 2 and prod(shape) > SMALL
 
 
-# Seconds per weight on one thread of the machine in the specification.
+# seconds per weight, on one thread of the machine in the specification
 _TRELLIS = 10e-6
 _INTEGERS = 3e-6
 
 
 @dataclass(frozen=True, slots=True)
 class RoundingEstimate:
-    """An estimate of the time for rounding matrices: how many there are, their weights, and the seconds."""
+    """An estimate of the time to round matrices: their number, their weights, and the seconds."""
 
     matrices: int
     weights: int
@@ -160,7 +160,7 @@ class RoundingEstimate:
 def estimate_rounding_time(rounded: Sequence[tuple[int, Storage]], workers: int) -> RoundingEstimate:
     """Return the estimated time of rounding tensors on ``workers`` threads.
 
-    ``rounded`` has the number of weights and the storage of each tensor. The time is at least that of the largest
+    ``rounded`` are the number of weights and the storage of each tensor. The result is at least the time of the largest
     tensor.
     """
     times = [size * (_TRELLIS if item.codec == TrellisLayout.codec else _INTEGERS) for size, item in rounded]

@@ -1,8 +1,8 @@
 """Undo a delta in memory, bit for bit, with small logs.
 
-An additive delta rounds, so that subtracting it restores the base only nearly; an exact delta can only be reverted from
-a log. For every chunk, a log holds the difference between the base and an estimate of it that needs no log: the result,
-or the result minus the delta. This difference is mostly zero.
+Subtracting an additive delta restores the base only approximately, because values were rounded; an exact delta can only
+be reverted from a log. For every chunk, a log contains the difference between the base and an estimate of it that needs
+no log: the result, or the result minus the delta. This difference is mostly zero.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from ingot.model.part import memory_part
 from ingot.model.tensor import Array, Tensor
 
 _EXACT = DELTA_EXACT
-_SPARSE_FACTOR = 8  # a sparse log is used if at most one of this many elements changed: it is faster to make
+# A sparse log is used if at most one of this number of elements changed, because it is faster to compute
+_SPARSE_FACTOR = 8
 
 
 class Log(Protocol):
-    """A record of the change from one array, its beginning, to a similar array, its end."""
+    """A record of the change from an array (start) to a similar array (end)."""
 
     @property
     def nbytes(self) -> int: ...
 
     def put_back(self, start: Array, out: Array) -> None:
-        """Write the array at the log's end into ``out``, given the array ``start`` at its beginning.
+        """Write the end array to ``out``, given the start array.
 
-        ``out`` may be ``start`` itself.
+        ``out`` may be ``start``.
         """
         ...
 
@@ -88,19 +89,19 @@ def difference_between(start: Array, end: Array) -> Log:
 
 
 def few_changes(old: Array, new: Array, limit: int) -> tuple[Array, Array] | None:
-    """Return where ``new`` differs from ``old``, and by how much; None if more than ``limit`` elements differ.
+    """Return the positions at which ``new`` differs from ``old``, and the differences; None for more than ``limit``.
 
     Parameters
     ----------
     old, new : array
-        Vectors of one unsigned integer type in C order: floats as their bits.
+        Vectors of one unsigned integer type in C order; floats are given as their bits.
     limit : int
-        Capacity of the result.
+        The maximum number of differences.
 
     Returns
     -------
     tuple of int64 and of the arrays' type, or None
-        Gaps between positions, the first counted from -1; differences ``new - old``, modulo the type's range.
+        Gaps between positions, the first one counted from -1; differences ``new - old``, modulo the type's range.
     """
     gaps = np.empty(limit, np.int64)
     steps = np.empty(limit, old.dtype)
@@ -113,7 +114,7 @@ def _as_unsigned(array: Array) -> Array:
 
 
 def _narrow(values: Array, letter: str) -> Array:
-    """Return integers in the smallest type of 1 to 8 bytes that holds them; ``letter`` is ``i`` or ``u``."""
+    """Return integers in the smallest type of 1 to 8 bytes that represents them; ``letter`` is ``i`` or ``u``."""
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
     for size in (1, 2, 4):
         limits = np.iinfo(f"{letter}{size}")
@@ -133,10 +134,10 @@ def _exact(start: Array, end: Array) -> Tensor:
 
 @dataclass(slots=True)
 class TensorUndo:
-    """The undo data of one tensor that ``delta`` changed in place.
+    """The undo data of a tensor that ``delta`` changed in place.
 
-    ``logs`` and ``sums`` have an entry per changed chunk of ``step`` rows: its log, and the digest of its new values.
-    The tensor of ``shape`` is processed as ``matrix`` (rows, cols).
+    ``logs`` and ``sums`` have an entry for each changed chunk of ``step`` rows: its log, and the digest of its new
+    values. The tensor with ``shape`` is processed as ``matrix`` (rows, cols).
     """
 
     delta: Tensor
@@ -153,7 +154,7 @@ class TensorUndo:
         return sum(log.nbytes for log in self.logs)
 
     def change(self, rows: Array, reader: RowReader) -> None:
-        """Add the next differences to ``rows`` in place, and log what subtracting them would not restore."""
+        """Add the next differences to ``rows`` in place, and log the part that subtracting would not restore."""
         result = scratch(rows.shape, rows.dtype)
         back = scratch(rows.shape, rows.dtype)
         if isinstance(reader, BatchAddingReader) and fusible(rows, result):
@@ -173,7 +174,7 @@ class TensorUndo:
         self._log(result, rows, result)
 
     def matches(self, values: Array) -> bool:
-        """Return whether ``values`` have the CRC-32C per chunk that the delta left."""
+        """Return whether the CRC-32C of each chunk of ``values`` is the one that the delta left."""
         if values.shape != self.shape or values.dtype != self.dtype:
             return False
         matrix = values.reshape(self.matrix)
@@ -181,7 +182,7 @@ class TensorUndo:
         return all(_digest(rows) == digest for rows, digest in zip(chunks, self.sums, strict=True))
 
     def revert(self, values: Array) -> None:
-        """Restore the base's values in ``values``, an array of the tensor's shape, for all changed chunks."""
+        """Restore the base's values of all changed chunks in ``values``, an array with the tensor's shape."""
         if not self.logs:  # a refused tensor may have no reader
             return
         matrix = values.reshape(self.matrix)
@@ -205,7 +206,7 @@ class TensorUndo:
 
 
 def _subtract(reader: RowReader, rows: Array, out: Array) -> None:
-    """Write ``rows`` minus the next differences of ``reader`` into ``out``, rounded once."""
+    """Write ``rows`` minus the next differences of ``reader`` to ``out``, rounded once."""
     if isinstance(reader, BatchAddingReader) and fusible(rows, out):
         reader.subtract_from(rows, out)
         return
@@ -215,7 +216,7 @@ def _subtract(reader: RowReader, rows: Array, out: Array) -> None:
 
 
 def _subtract_into(result: Array, added: Array, out: Array) -> None:
-    """Round ``result - added``, computed in float32 in place of ``added``, to ``out``."""
+    """Round ``result - added``, computed in f32 in the memory of ``added``, to ``out``."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.subtract(as_f32(result), added, out=added)
     cast_into(total, out)
