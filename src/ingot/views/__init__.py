@@ -1,8 +1,8 @@
 """Views: checkpoints derived lazily from other checkpoints.
 
-Each function takes a checkpoint (from ``ingot.open``, or another view) and returns one. A view reads only what the
-caller reads from it. A view can be saved, compared and loaded, and pickled if its checkpoint can be. Closing a view
-closes its checkpoint. See ``spec/views.md``.
+Each function takes a checkpoint (from ``ingot.open``, or another view) and returns a view, which is a checkpoint too. A
+view reads only what its caller reads. It can be saved, compared and loaded, and pickled if its checkpoint can be.
+Closing a view closes its checkpoint (``spec/views.md``).
 """
 
 from __future__ import annotations

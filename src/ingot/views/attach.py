@@ -26,7 +26,7 @@ def attach(
     coreml: AnyPath | None = None,
     program: AnyPath | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint with attachments, which replace its attachments of the same types.
+    """Return the checkpoint with attachments, which replace existing ones of the same type.
 
     Parameters
     ----------
@@ -34,10 +34,10 @@ def attach(
     draft : path, optional
         A published EAGLE-3 draft head: a file or folder that ``ingot.open`` opens.
     coreml : path, optional
-        A Core ML package, a folder ``X.mlpackage``: packed into an unnamed temporary file, which is deleted when the
-        view is closed.
+        A Core ML package, a folder ``X.mlpackage``. It is packed into an unnamed temporary file, which is deleted when
+        the view is closed.
     program : path, optional
-        A Core ML package whose program the tensors are to be written into.
+        A Core ML package into whose program the tensors will be written.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def attach(
 
 
 def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
-    """Return the checkpoint without some types of attachments: ``draft``, ``coreml``, ``program``."""
+    """Return the checkpoint without the given types of attachments: ``draft``, ``coreml``, ``program``."""
     tensors = LazyMap(checkpoint, checkpoint.__getitem__)
     names = sorted(kinds)
     removed: dict[str, Any] = dict.fromkeys(names)
@@ -63,7 +63,7 @@ def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
 
 
 def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint with further metadata, which replace entries with the same keys."""
+    """Return the checkpoint with additional metadata, which replaces entries with the same keys."""
     tensors = LazyMap(checkpoint, checkpoint.__getitem__)
     added = dict(sorted(metadata.items()))
     return derive_checkpoint(checkpoint, tensors, describe, added, added, metadata={**checkpoint.metadata, **added})
@@ -91,7 +91,7 @@ def _attach(checkpoint: Checkpoint, locations: Mapping[str, Location]) -> Checkp
 
 
 class _Opened:
-    """Files opened or packed for a view, and their identity; closed with ``stack``."""
+    """Files that were opened or packed for a view, and their identity; closing ``stack`` closes them."""
 
     def __init__(self, stack: ExitStack, attachments: Attachments) -> None:
         self._stack = stack

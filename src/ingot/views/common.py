@@ -26,7 +26,7 @@ def view_of(
     importance: Mapping[str, Array] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> Checkpoint:
-    """Return a view of ``checkpoint`` that contains the tensors of ``entries``, in their order.
+    """Return a view of ``checkpoint`` with the tensors of ``entries``, in this order.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def view_of(
     description
         The argument as JSON, if the argument is not JSON.
     origins : mapping, optional
-        New names to the tensors that they are computed from; by default the old name of the entry.
+        New names to the names of the tensors from which they are computed; by default the old name of the entry.
     importance, aliases : mapping, optional
         Column weights and aliases of new tensors. Unchanged names with unchanged columns keep their weights.
     """
@@ -66,7 +66,7 @@ def view_of(
 def lazy_tensors(
     entries: Sequence[tuple[str, BuildTensor | None, str]], checkpoint: Checkpoint
 ) -> Mapping[str, Tensor]:
-    """Return tensors by new name, each built by its function, or the checkpoint's tensor of the old name.
+    """Return tensors by new name: each is built by its function, or is the checkpoint's tensor of the old name.
 
     Raises ``UsageError`` ``view.delta``, ``view.name``.
     """
@@ -87,7 +87,7 @@ def lazy_tensors(
 
 
 def require_names(checkpoint: Checkpoint, names: Iterable[str]) -> None:
-    """Raise ``UsageError`` ``tensor.unknown`` for the first name that the checkpoint lacks."""
+    """Raise ``UsageError`` ``tensor.unknown`` for the first name that is missing in the checkpoint."""
     for name in names:
         if name not in checkpoint:
             raise checkpoint.no_tensor(name)

@@ -1,4 +1,4 @@
-"""A view that replaces the values of small dense tensors by an invertible function of them, in f32."""
+"""A view that replaces values of small dense tensors by an invertible function of them, in f32."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FUNCTIONS = tuple(_FUNCTIONS)
 
 
 def compute(checkpoint: Checkpoint, names: Mapping[str, tuple[str, bool]]) -> Checkpoint:
-    """Return the checkpoint with values replaced by a function of them, f32, cached in memory after the first read.
+    """Return the checkpoint with some values replaced by a function of them, f32; results are cached in memory.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     names : mapping of name to (function, inverse)
-        A name of ``FUNCTIONS``, and whether its inverse is computed. The inverse returns f16 or bf16 numbers if their
-        function is the stored value bit for bit, and otherwise the f32 numbers that come closest.
+        A name of ``FUNCTIONS``, and whether to compute its inverse. The inverse returns f16 or bf16 numbers if the
+        function maps them to the stored values bit for bit; otherwise the nearest f32 numbers.
 
     Raises
     ------
@@ -61,9 +61,9 @@ def compute(checkpoint: Checkpoint, names: Mapping[str, tuple[str, bool]]) -> Ch
 
 
 def _invert(values: Array, forward: _Function, backward: _Function) -> Array:
-    """Return numbers x for which ``forward(x)`` is ``values``.
+    """Return the numbers x with ``forward(x) == values``.
 
-    They are bf16 or f16 numbers if these are exact, else the closest f32 numbers.
+    They are bf16 or f16 numbers if these are exact, else the nearest f32 numbers.
     """
     estimate: Array = backward(values).astype(np.float32)
     for dtype in ("bf16", "f16"):

@@ -23,8 +23,8 @@ from ingot.views.common import BuildTensor, require_names, view_of
 class Change:
     """A change of a tensor's values, its element type and its shape.
 
-    ``plus`` is added in f32, then values are rounded once to ``dtype``. The result is reshaped to ``shape`` if given,
-    and gets ``zero_rows`` rows of zeros before its first row.
+    ``plus`` is added in f32, then values are rounded once to ``dtype``. The result is reshaped to ``shape`` if set, and
+    gets ``zero_rows`` rows of zeros in front.
     """
 
     dtype: str
@@ -44,7 +44,7 @@ class Change:
 
 
 def change(checkpoint: Checkpoint, changes: Mapping[str, Change]) -> Checkpoint:
-    """Return the checkpoint with changed floating-point tensors, which are cached in memory after the first read.
+    """Return the checkpoint with changed floating-point tensors; results are cached in memory.
 
     Raises
     ------

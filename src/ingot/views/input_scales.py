@@ -1,4 +1,4 @@
-"""Scales of the inputs of layers that quantize them to NVFP4: one number for each matrix, from calibration."""
+"""Input scales of layers that quantize their inputs to NVFP4: one number per matrix, from calibration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LoadStatistics = Callable[[], StatisticsSource]
 
 
 def members_of_merged(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return for each of ``names`` the matrices that a program merges with it into one, itself included."""
+    """Return, for each of ``names``, the matrices that a program merges with it, including itself."""
     groups: dict[str, list[str]] = {}
     members = {}
     for name in names:
@@ -38,13 +38,13 @@ def members_of_merged(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
 def input_scales(
     checkpoint: Checkpoint, names: Sequence[str], load_statistics: LoadStatistics
 ) -> dict[str, tuple[str, BuildTensor]]:
-    """Return the name of each scale, with its matrix and a function that builds it.
+    """Return, by the name of each scale, its matrix and a function that builds the scale.
 
-    The scale is 6 * 448 divided by the largest magnitude of the matrix's inputs: times the scale, the largest input is
+    The scale is 6 * 448 divided by the largest magnitude of the matrix's inputs. Multiplied by it, the largest input is
     the largest E2M1 number times the largest E4M3 number. Merged matrices share the smallest scale. The statistics are
     read when the scale is read.
 
-    Reading raises ``FormatError`` ``statistics.absmax``: statistics without the largest magnitudes of inputs.
+    Reading raises ``FormatError`` ``statistics.absmax`` if the statistics lack the largest magnitudes of inputs.
     """
     members = members_of_merged(name for name in names if name.endswith(WEIGHT))
 
@@ -89,7 +89,7 @@ class _InputScale(DerivedSource):
         return any(part.source.changed() for part in self._matrix.parts.values())
 
     def close(self) -> None:
-        """Do nothing: the statistics belong to the view."""
+        """Do nothing: the view owns the statistics."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a scale of inputs cannot be pickled: it is computed in this process")

@@ -18,7 +18,7 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     ----------
     checkpoint : Checkpoint
     names : mapping of old to new names
-        Names may be exchanged.
+        Old name to new name; two names may be exchanged.
 
     Raises
     ------
@@ -48,19 +48,19 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
 
 def select(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
-    """Return the checkpoint with only these tensors, in its order. Raises ``UsageError`` ``tensor.unknown``."""
+    """Return the checkpoint with only the tensors ``names``, in its order; raise ``UsageError`` ``tensor.unknown``."""
     return _select(checkpoint, set(names), checkpoint.omissions)
 
 
 def drop(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
-    """Return the checkpoint without the tensors ``names``. Raises ``UsageError`` ``tensor.unknown``."""
+    """Return the checkpoint without the tensors ``names``; raise ``UsageError`` ``tensor.unknown``."""
     unwanted = set(names)
     require_names(checkpoint, unwanted)
     return select(checkpoint, [name for name in checkpoint if name not in unwanted])
 
 
 def omit(checkpoint: Checkpoint, omissions: Mapping[str, Omission]) -> Checkpoint:
-    """Return the checkpoint without these tensors, and with the reasons for the account of a conversion.
+    """Return the checkpoint without some tensors; the reasons are stored for the account of a conversion.
 
     Raises ``UsageError`` ``tensor.unknown``.
     """

@@ -1,4 +1,4 @@
-"""Views of NVFP4 tensors that split the second scale off as a tensor (llama.cpp's ``X.scale``), or join it again."""
+"""Views of NVFP4 tensors that make the second scale a separate tensor (llama.cpp's ``X.scale``), or undo that."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def split_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
     """Return the checkpoint with the second scales of NVFP4 tensors as separate tensors.
 
     llama.cpp multiplies a layer's output by ``X.scale``. Other formats multiply the weights' scales by it, or divide
-    them by it (compressed-tensors). A divisor becomes its reciprocal, which yields equal values at least in their own
-    dtype. The checkpoint itself is returned if it has no such tensors.
+    them (compressed-tensors). A divisor becomes its reciprocal, with which values are equal at least in their dtype.
+    Without such tensors, the checkpoint is returned.
     """
     entries: list[tuple[str, BuildTensor | None, str]] = []
     for name, tensor in checkpoint.items():
@@ -48,7 +48,7 @@ def split_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
 
 
 def rounded_second_scales(checkpoint: Checkpoint) -> list[str]:
-    """Return the tensors whose f32 values ``split_second_scales`` changes, while values in their dtype stay equal."""
+    """Return the tensors whose f32 values ``split_second_scales`` changes, although they stay equal in their dtype."""
     return [
         name
         for name, tensor in checkpoint.items()
@@ -62,8 +62,8 @@ def rounded_second_scales(checkpoint: Checkpoint) -> list[str]:
 def join_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
     """Return the checkpoint with NVFP4 blocks and their ``X.scale`` joined into one tensor.
 
-    The view reads the blocks. Blocks whose scales the joined layout cannot represent are unchanged. The checkpoint
-    itself is returned if it has no such tensors.
+    The blocks are read. Blocks with scales that the joined layout cannot represent are unchanged. Without such tensors,
+    the checkpoint is returned.
     """
     joined_tensors: dict[str, Tensor] = {}
     for name, tensor in checkpoint.items():
@@ -93,7 +93,7 @@ def _weight(tensor: Tensor, layout: ScaledCodebookLayout) -> BuildTensor:
 def _multiplier(tensor: Tensor, layout: ScaledCodebookLayout) -> Second | None:
     """Return the second scale by which an NVFP4 tensor's scales are multiplied.
 
-    None for another layout, or if no f32 number leaves all values exact enough.
+    None for another layout, or if no f32 number reproduces all values.
     """
     multiplied = replace(_NVFP4, dtype=layout.dtype)
     if layout not in (multiplied, replace(multiplied, second=DIVIDE)) or tensor.shape[-1] % TYPES["nvfp4"].elements:

@@ -22,7 +22,7 @@ def even_group(group: object, cols: int, sizes: Sequence[int]) -> int | None:
 def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
     """Return the checkpoint with smaller groups in some affine tensors; no value changes.
 
-    Without ``groups`` the checkpoint itself is returned.
+    Without ``groups``, the checkpoint is returned.
 
     Parameters
     ----------
@@ -48,8 +48,7 @@ def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
 def smaller_groups(checkpoint: Checkpoint, sizes: Sequence[int], *, common_size: bool) -> dict[str, int]:
     """Return the new group sizes of the affine tensors whose groups must be split, by name.
 
-    New groups divide the columns. If ``common_size`` is true, all tensors get one group size, provided that a size
-    divides all groups.
+    New groups divide the columns. If ``common_size`` is true and a size divides all groups, all tensors get that size.
     """
     names = checkpoint.tensor_map.names_where(lambda tensor: _group(tensor) is not None)
     groups = {name: group for name in names if (group := _group(checkpoint[name])) is not None}
@@ -65,11 +64,11 @@ def smaller_groups(checkpoint: Checkpoint, sizes: Sequence[int], *, common_size:
 
 
 def _group(tensor: Tensor) -> int | None:
-    """Return the columns of a group of an affine tensor; None for other tensors and other grids of scales."""
+    """Return the columns per group of an affine tensor; None for other tensors and other grids of scales."""
     if tensor.codec != AffineLayout.codec:
         return None
     try:
         layout = AffineLayout.from_tensor(tensor)
-    except CodecError:  # the reader of the tensor reports it
+    except CodecError:  # the tensor's reader will raise the error
         return None
     return layout.grid.columns if isinstance(layout.grid, Group) and layout.matrix is None else None

@@ -1,4 +1,4 @@
-"""A view whose matrices are rounded by calibrated quantizers; each matrix is rounded when its bytes are first read."""
+"""A view whose matrices are rounded by calibrated quantizers, each when its bytes are first read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ReadPart = Callable[[], Array]
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """The matrices to round, their statistics, and results that are filled in while matrices are read.
+    """The matrices to round, their statistics, and results that are set when matrices are read.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Rounding:
     load_statistics : callable
         Returns the statistics; called when the first matrix is read.
     statistics_id : str
-        Identifies the statistics.
+        The identity of the statistics.
     close : callable, optional
         Releases the statistics; called when the view is closed.
     dtypes : mapping of name to str
@@ -53,20 +53,20 @@ class Rounding:
     extra_notes : callable, optional
         Returns notes on changes to the matrices before rounding.
     outcomes : dict
-        Result per matrix (experts of a stack as ``NAME:expert.N``), set when the matrix is rounded.
+        Result per matrix (``NAME:expert.N`` for experts of a stack), set when the matrix is rounded.
     bias_changes : dict
         Largest change per bias, set when the bias is read; None if the statistics lack means of inputs.
     statistics_ready : bool
-        Whether the statistics already exist, so that memory estimates may read them.
+        Whether the statistics exist already, so that estimates of memory may read them.
     input_scales : bool
-        Whether the view contains the scale of the inputs of each matrix with a second scale (``views.input_scales``).
+        Whether the view has an input scale for each matrix with a second scale (``views.input_scales``).
     replace_statistics : callable, optional
         Replaces the statistics that ``load_statistics`` returns. None if matrices cannot be rounded layer by layer,
         because the statistics exist already, or because scales are chosen for several matrices together.
     device : torch.device, optional
         The device on which matrices are rounded; None for the CPU.
     saved : dict
-        Functions that read the parts of tensors that were rounded earlier, by name and role.
+        Functions that read parts of tensors that an earlier run rounded, by name and role.
     """
 
     choices: Mapping[str, QuantizerSpec]
@@ -143,9 +143,7 @@ class _Magnitudes:
 
 
 class _RoundedCache:
-    """A cache of the rounded matrices that were read last, because a reader of one part usually reads the
-    others next.
-    """
+    """A cache of recently rounded matrices, because a reader of one part usually reads the others next."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -168,7 +166,7 @@ class _CachedParts:
 
 
 class _RoundedTensor:
-    """A tensor to round: its parts are computed when one of them is first read."""
+    """A tensor to round; its parts are computed when one of them is first read."""
 
     def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache, magnitudes: _Magnitudes) -> None:
         self.tensor = tensor
@@ -183,7 +181,7 @@ class _RoundedTensor:
         self.layout = self.spec.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
-        if role == SECOND:  # plans compare second scales; the weights alone determine them
+        if role == SECOND:  # plans compare second scales, which depend on the weights alone
             return _bytes(np.full(1, second_of(np.zeros(0, np.float32), self._grid()), np.float32))
         item = self._cache.entry(self.tensor.name)
         with item.lock:
@@ -204,9 +202,9 @@ class _RoundedTensor:
         return rounding_memory(self.spec, shape, statistics, vocabulary=vocabulary) + self.tensor.nbytes + cached
 
     def _round(self) -> Mapping[str, memoryview]:
-        """Round the tensor's matrices, each by its statistics; the matrices of a stack share the first one's table.
+        """Round each of the tensor's matrices by its statistics; the matrices of a stack share the first one's table.
 
-        Parts that were rounded earlier are read.
+        Parts that an earlier run rounded are read instead.
         """
         saved = self._saved.get(self.tensor.name)
         if saved is not None:
@@ -217,9 +215,7 @@ class _RoundedTensor:
         return {role: _bytes(array) for role, array in parts.items()}
 
     def _grid(self) -> Grid:
-        """Return the grid to which the tensor is rounded. A grid with a second scale gets the tensor's largest
-        magnitude.
-        """
+        """Return the grid to which the tensor is rounded; a second scale is set from the tensor's largest magnitude."""
         grid = self.spec.grid
         return replace(grid, amax=self._magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
 
@@ -238,7 +234,7 @@ def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
 
 
 def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | None:
-    """Return the name of a matrix's bias, if the bias exists and should be corrected."""
+    """Return the name of a matrix's bias if it exists and should be corrected."""
     bias = f"{name.removesuffix('weight')}bias"
     if not spec.correct_bias or not name.endswith(".weight") or bias not in checkpoint:
         return None
@@ -248,7 +244,7 @@ def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | No
 
 
 def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> Tensor:
-    """Return a bias whose values, when they are read, are ``b + (W - Q) m``.
+    """Return a bias with the values ``b + (W - Q) m``, computed on access.
 
     b is the bias ``tensor``, W the matrix of ``work``, Q the rounded matrix, and m the means of the inputs.
     """
@@ -262,7 +258,7 @@ def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) ->
 
 
 class _CorrectedBias:
-    """The values of a corrected bias, computed when its bytes are read; the interface is that of ``_RoundedTensor``."""
+    """The values of a corrected bias, computed on access; the interface is that of ``_RoundedTensor``."""
 
     def __init__(self, tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> None:
         self.tensor = tensor
@@ -271,7 +267,7 @@ class _CorrectedBias:
 
     @property
     def memory(self) -> int:
-        """The number of bytes of memory that the rounding of the matrix and the difference need."""
+        """The bytes of memory for rounding the matrix and for its difference to the original."""
         return self._work.memory + 8 * self._work.tensor.size
 
     def part(self, role: str) -> memoryview:
@@ -349,7 +345,7 @@ class _PartSource(DerivedSource):
         return any(part.source.changed() for part in self._work.tensor.parts.values())
 
     def close(self) -> None:
-        """Do nothing: the sources belong to the checkpoint."""
+        """Do nothing: the checkpoint owns the sources."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a rounded view cannot be pickled: its matrices are computed in this process")

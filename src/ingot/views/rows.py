@@ -28,7 +28,8 @@ def take(checkpoint: Checkpoint, rows: Mapping[str, Index]) -> Checkpoint:
     ----------
     checkpoint : Checkpoint
     rows : mapping of name to index
-        A slice, or integers in any order, also repeated; negative integers count from the end, as in NumPy's ``take``.
+        A slice, or integers in any order and with repetitions; negative ones count from the end, as in NumPy's
+        ``take``.
 
     Raises
     ------
@@ -230,7 +231,7 @@ def _split_view(
     verb: Verb,
     argument: Any,
 ) -> Checkpoint:
-    """Return the view with tensors replaced by slices of rows, each with a new name, shape and first row."""
+    """Return the view in which some tensors are replaced by slices of rows, each with a name, shape and first row."""
 
     def builder(name: str, new: str, shape: tuple[int, ...], row: int) -> BuildTensor:
         def make() -> Tensor:
@@ -258,9 +259,7 @@ def _split_view(
 
 
 def _indices(tensor: Tensor, index: Index) -> Array:
-    """Return ``index`` as indices of the tensor's rows, i64, without negative ones; raises ``UsageError``
-    ``view.rows``.
-    """
+    """Return ``index`` as indices of the tensor's rows, i64, without negative ones; raise ``view.rows``."""
     count = tensor.shape[0] if tensor.shape else None
     if count is None:
         raise UsageError(

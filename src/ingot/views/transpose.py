@@ -39,9 +39,9 @@ from ingot.views.transpose_fp8 import COLUMN_BYTES, transpose_fp8
 def transpose(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """Return the checkpoint with some matrices transposed, under new names; in a stack, each matrix is transposed.
 
-    If the codec can state that its codes are stored transposed, the codes stay as stored. Integers with shared scales
-    down their columns are transposed with their scales. A dense matrix is read by groups of columns. A matrix that must
-    be decoded is held in memory while it is read, one matrix of a stack at a time.
+    If the layout has a flag for transposed storage, the codes stay as stored. Integers whose scales are shared down a
+    column are transposed with their scales. A dense matrix is read in groups of columns. A matrix that must be decoded
+    is in memory while it is read, one matrix of a stack at a time.
 
     Raises
     ------
@@ -68,9 +68,7 @@ def transpose(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
 
 def transpose_matrix(tensor: Tensor, name: str) -> Tensor:
-    """Return a matrix, or each matrix of a stack, transposed under the name ``name``; see the function
-    ``transpose``.
-    """
+    """Return a matrix, or each matrix of a stack, transposed under the name ``name``; see ``transpose``."""
     shape = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2])
     row = DTYPES[tensor.dtype]
     unchanged_codes = transpose_codes(tensor) or _with_transposed_flag(tensor)
@@ -88,7 +86,7 @@ def transpose_matrix(tensor: Tensor, name: str) -> Tensor:
 
 
 def _with_transposed_flag(tensor: Tensor) -> Tensor | None:
-    """Return the same codes with the layout's ``transposed`` flag inverted; None if the codec has no flag."""
+    """Return the tensor with the flag ``transposed`` of its layout inverted; None if its codec has no such flag."""
     unpacked: Tensor | None = tensor
     if tensor.codec == GgmlBlocksLayout.codec and isinstance(
         UNPACKED.get(GgmlBlocksLayout.from_tensor(tensor).type), ScaledCodebookLayout
@@ -103,7 +101,7 @@ def _with_transposed_flag(tensor: Tensor) -> Tensor | None:
 def transpose_codes(tensor: Tensor) -> Tensor | None:
     """Return a matrix of integers or FP8 numbers transposed without decoding, computed by groups of columns.
 
-    None if the codec is another one, or if the transposed scales would not belong to groups of a row.
+    None for another codec, or if the transposed scales would not belong to groups of a row.
     """
     return transpose_fp8(tensor) if tensor.codec == ScaledCodebookLayout.codec else transpose_integers(tensor)
 
@@ -112,7 +110,7 @@ def transpose_integers(tensor: Tensor) -> Tensor | None:
     """Return a matrix of integers transposed without decoding, computed by groups of columns.
 
     The source has a scale per block of neighbouring rows in a column, per column, or per matrix; the result has a scale
-    per group of a row, per row, or per matrix. None for any other arrangement of scales.
+    per group of a row, per row, or per matrix. None for other arrangements of scales.
     """
     if tensor.codec != AffineLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None
@@ -174,7 +172,7 @@ def _transposed_grid(layout: AffineLayout, rows: int, cols: int) -> Grid | None:
 
 
 class _Columns:
-    """The columns of a tensor's matrices, returned as rows of bytes in the byte order of files."""
+    """The columns of a tensor's matrices, as rows of bytes in the byte order of files."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor

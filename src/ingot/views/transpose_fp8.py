@@ -15,13 +15,13 @@ from ingot.model.part import Part, memory_part
 from ingot.model.tensor import Array, Tensor
 
 COLUMN_BYTES = 1 << 26
-"""Bytes of columns to read at once: reading any column touches the whole matrix."""
+"""Bytes of columns to read at once, because reading any column touches the entire matrix."""
 
 
 def transpose_fp8(tensor: Tensor) -> Tensor | None:
     """Return a matrix of FP8 numbers transposed, computed by groups of columns.
 
-    None for another codec, and for a layout that cannot be transposed without decoding or is stored transposed.
+    None for another codec, and for layouts that must be decoded to transpose them, or are stored transposed.
     """
     if tensor.codec != ScaledCodebookLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None

@@ -1,7 +1,7 @@
 """Views of evenly spaced units: tensors split into every n-th run of elements, and tensors interleaved from such runs.
 
 A unit is a run of consecutive elements. A tensor consists of ``outer`` runs of ``per_run`` units each, in row-major
-order. Stored units that need no decoding are moved by arithmetic; only decoded tensors need a list of units.
+order. Positions of stored units are computed by arithmetic; only decoded tensors need a list of units.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ingot.model.reading.view import common_layout, decode_runs
 from ingot.model.tensor import Array, Tensor
 from ingot.views.common import BuildTensor, require_names, require_once, view_of
 
-_SPARSE = 4  # if at most one of this many units is needed, each unit is read separately
+_SPARSE = 4  # if at most one in this number of units is needed, each unit is read separately
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """A regular selection of a tensor's units, such as rows, which form another tensor.
+    """A regular selection of a tensor's units, such as rows, that forms another tensor.
 
     The full tensor has ``outer`` runs of ``per_run`` units. In each run ``count`` units are selected, from ``start`` on
     with ``step``.
@@ -54,7 +54,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class UnitSelection:
-    """The shape of a new tensor, and the units of another tensor of which it consists."""
+    """The shape of a new tensor, and the units of another tensor that form it."""
 
     shape: tuple[int, ...]
     units: Units
@@ -63,7 +63,7 @@ class UnitSelection:
 def split_units(checkpoint: Checkpoint, names: Mapping[str, Mapping[str, UnitSelection]]) -> Checkpoint:
     """Return the checkpoint with some tensors replaced by tensors of their units.
 
-    Packed units are moved if the codec stores them separately; otherwise the tensor is decoded.
+    Packed units are copied if the codec stores them separately; otherwise the tensor is decoded.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def interleave(checkpoint: Checkpoint, names: Mapping[str, tuple[tuple[int, ...]
     ----------
     checkpoint : Checkpoint
     names : mapping of new name to (shape, mapping of name to Units)
-        The units of each source tensor within the new tensor, which takes the position of its first source tensor.
+        The units of the new tensor that each source tensor fills; the new tensor takes the position of the first one.
 
     Raises
     ------
@@ -221,9 +221,9 @@ def _interleaved_values(name: str, shape: tuple[int, ...], tensors: Sequence[Ten
 
 
 def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int, per_run: int = 0) -> Mapping[str, int] | None:
-    """Return by role the bytes that a unit of ``unit`` elements takes in a part; 0 for a part that is not split.
+    """Return, by role, the bytes of a unit of ``unit`` elements in each part; 0 for a part that is not split.
 
-    None if units cannot be moved without decoding. Units may be columns of a packed matrix if ``per_run`` units are a
+    None if units cannot be copied without decoding. Units may be columns of a packed matrix if ``per_run`` units form a
     row.
     """
     layout = common_layout(tensors, shape)
@@ -265,7 +265,7 @@ def _take_rows(units: Array, positions: Array) -> Array:
 
 
 class _SelectedUnits:
-    """The units of one part that ``units`` selects, in order, by their index in the result."""
+    """The units of a part that ``units`` selects, by their index in the result."""
 
     def __init__(self, stored: _StoredUnits, units: Units) -> None:
         self._stored = stored
@@ -276,7 +276,7 @@ class _SelectedUnits:
 
 
 class _InterleavedUnits:
-    """The units of an interleaved part, by their index: each comes from the part that contains it."""
+    """The units of an interleaved part, by index; each comes from the part that contains it."""
 
     def __init__(self, members: Sequence[tuple[_StoredUnits, Units]], width: int) -> None:
         self._members = members
@@ -293,7 +293,7 @@ class _InterleavedUnits:
 
 
 class _Sources:
-    """The byte sources of several parts, as one object whose changes can be detected."""
+    """The byte sources of several parts as one object that detects changes."""
 
     def __init__(self, name: str, parts: Sequence[Part]) -> None:
         self.name = name
@@ -304,7 +304,7 @@ class _Sources:
 
 
 class _UnitSource(ComputedRows):
-    """The byte source of a part whose units are computed when they are read."""
+    """The byte source of a part whose units are computed on access."""
 
     def __init__(
         self, name: str, parts: Sequence[Part], count: int, width: int, make: Callable[[int, int], Array]
@@ -313,7 +313,7 @@ class _UnitSource(ComputedRows):
         self._parts = parts
 
     def verify_sources(self) -> None:
-        """Check the digests of the parts, which reading single units does not check."""
+        """Check the digests of the parts, because reading single units does not."""
         for part in self._parts:
             verify_part(part)
 

@@ -27,9 +27,9 @@ class Norm:
 class Matrix:
     """A matrix that multiplies the stream ``reads``.
 
-    ``writes`` are the streams of its rows: a single stream, or the streams of consecutive blocks of rows (two halves,
-    or queries, keys and values). An empty name is a stream that nothing is folded into. ``stacked``: the tensor has
-    three dimensions, contains the matrices of all experts, and its name has no ``.weight``.
+    ``writes`` are the streams of its rows: one stream, or the streams of consecutive blocks of rows (two halves, or
+    queries, keys and values). An empty name is a stream into which nothing is folded. ``stacked`` states that the
+    tensor has three dimensions, contains the matrices of all experts, and has a name without ``.weight``.
     """
 
     module: str
@@ -56,8 +56,8 @@ Module = Norm | Matrix | OtherModule
 class Wiring:
     """The modules of a model type's layers and their streams, and the settings that all layers share.
 
-    If ``shifted`` is true, norms multiply by 1 + w. ``tied`` states whether the head is the embedding if
-    ``config.json`` does not say. ``layers``, ``embedding``, ``norm`` and ``head`` are names of modules.
+    If ``shifted`` is true, norms multiply by 1 + w. ``tied`` states whether the head is the embedding, unless
+    ``config.json`` states it. ``layers``, ``embedding``, ``norm`` and ``head`` are names of modules.
     """
 
     layer: tuple[Module, ...]

@@ -1,4 +1,4 @@
-"""A view that folds linear maps of streams into the tensors that read and write them, computed when first read."""
+"""A view that folds linear maps of streams into the tensors that read or write them, computed on first access."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Folding(Protocol):
         ...
 
     def map_of(self, stream: str) -> RepeatableMap | None:
-        """Return the map of a stream for which ``touches`` is true; None if the stream stays unchanged after all."""
+        """Return the map of a stream for which ``touches`` is true; None if it turns out to be the identity."""
         ...
 
     def norm_weight(self, stream: str) -> Array:
@@ -46,7 +46,7 @@ class Folding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ViewKey:
-    """How to create a view again: the function, its argument, and the argument as JSON for the view's identity."""
+    """The data to create a view again: the function, its argument, and the argument as JSON for the view's identity."""
 
     verb: Verb
     argument: Any
@@ -71,7 +71,8 @@ def fold(
     dtypes : mapping
         Element types of the results, by name; f32 for changed tensors without an entry.
     new_tensors : mapping, optional
-        Names of tensors to add, which are sites of the graph, to the tensors that they are computed from.
+        Names of tensors to add, which are sites of the graph, with the names of the tensors from which they are
+        computed.
     folder : TemporaryFolder, optional
         Companions that replace those of the checkpoint; removed when the view is closed.
     """
@@ -106,9 +107,7 @@ def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:
 
 
 def input_map(folding: Folding, ends: Ends) -> RepeatableMap | None:
-    """Return the map of the stream that a matrix with ``ends`` reads, repeated as heads are; None if it is
-    unchanged.
-    """
+    """Return the map of the stream that a matrix with ``ends`` reads, repeated per head; None if unchanged."""
     stream_map = folding.map_of(ends.reads) if ends.reads and folding.touches(ends.reads) else None
     if stream_map is None or ends.repeats == 1:
         return stream_map
@@ -144,7 +143,7 @@ def _tensor(tensor: Tensor, site: Site, folding: Folding, dtype: str) -> Tensor:
 
 
 class _FoldedOrigin:
-    """Random access to the bytes of a tensor after folding maps into it.
+    """Random access to the bytes of a tensor into which maps are folded.
 
     If the map of the outputs is the identity, each read computes only its rows. Otherwise the first read computes the
     full tensor, which stays cached until ``release``.
@@ -199,7 +198,7 @@ class _FoldedOrigin:
         out[:] = rows[start - first * width : start - first * width + out.nbytes]
 
     def _map_rows(self, values: Array) -> Array:
-        """Return ``values``, rows of the tensor, after folding the map of the stream that they are multiplied by."""
+        """Fold the map of the input stream into ``values``, rows of the tensor."""
         change = input_map(self._folding, self._site.ends[0])
         if change is not None:
             with np.errstate(all="ignore"):  # _require_finite refuses the result

@@ -29,9 +29,9 @@ BIAS = ".bias"
 class Ends:
     """The streams that one matrix reads and writes.
 
-    ``reads`` is the name of the stream that the matrix's columns multiply. Among the columns, each head of this stream
-    occurs ``repeats`` times. ``writes`` divides the matrix's rows into consecutive streams, each as its name and
-    number of rows. An empty name is a stream that no transform is folded into.
+    ``reads`` is the stream that is multiplied by the matrix's columns; each head of the stream occurs ``repeats`` times
+    among them. ``writes`` divides the rows into consecutive streams, each with its name and number of rows. An empty
+    name is a stream into which nothing is folded.
     """
 
     reads: str
@@ -46,9 +46,9 @@ class Site:
     Parameters
     ----------
     role : str
-        ``norm``: a vector that scales the normalized residual stream; ``ends`` reads the norm's output. ``table``: rows
-        are vectors of the stream that ``ends`` reads. ``matrix``. ``bias``: a vector added to the stream that ``ends``
-        writes.
+        ``norm``: a vector that scales the normalized residual stream; ``ends`` reads the norm's output. ``table``: its
+        rows are vectors of the stream that ``ends`` reads. ``matrix``. ``bias``: a vector added to the stream that
+        ``ends`` writes.
     ends : tuple of Ends
         One entry per matrix in the tensor.
     """
@@ -63,9 +63,9 @@ class Graph:
     """The sites of a checkpoint, and the streams between them.
 
     ``head_size`` is the size of a value head, and ``queries_per_value`` the number of query heads that share it.
-    ``tied`` is true if the head is the embedding. Mappings by stream: ``sizes``; ``norms``, the norm whose output it
-    is; ``readers``, the sites that read it, each with the index of the matrix in the site. ``written`` are the streams
-    that matrices write. ``post_norms`` are norms between matrices and the residual stream.
+    ``tied`` is true if the head is the embedding. By stream: ``sizes``; ``norms``, the norm that produces it;
+    ``readers``, the sites that read it, with the index of the matrix in the site. ``written`` are the streams that
+    matrices write. ``post_norms`` are norms between matrices and the residual stream.
     """
 
     wiring: Wiring
@@ -156,7 +156,7 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
 
 
 class _NameClassifier:
-    """Finds the module to which a tensor belongs, by the tensor's name."""
+    """Finds the module of a tensor by the tensor's name."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._layer = re.compile(rf"{re.escape(wiring.layers)}\.({_INDEX})\.(.+)")
@@ -286,7 +286,7 @@ def _require_size(graph: Graph, stream: str, size: int, name: str) -> None:
 
 
 def _require_ends(graph: Graph, checkpoint: Checkpoint) -> None:
-    """Refuse a model without embedding or final norm, or with a stream that nothing reads or nothing writes."""
+    """Raise an error if embedding or final norm is missing, or if a stream has no reader or no writer."""
     for name in (graph.embedding, graph.wiring.norm + WEIGHT):
         if name not in graph.sites:
             raise _tensor_error(name, "this tensor", "none")

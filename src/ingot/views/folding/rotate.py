@@ -54,7 +54,7 @@ class RotationFolding:
             return self.value
         assert self.residual is not None
         weight = self._weight(stream)
-        # A zero reciprocal for dead channels, whose weights cannot be recovered.
+        # a zero reciprocal for dead channels, whose weights cannot be recovered
         reciprocal = np.divide(1, weight, out=np.zeros_like(weight), where=np.abs(weight) > _MIN_WEIGHT)
         return Chain([Scale(reciprocal, weight), self.residual])
 
@@ -62,7 +62,7 @@ class RotationFolding:
         return np.ones(self.graph.sizes[stream], np.float32)
 
     def _weight(self, stream: str) -> Array:
-        """Return the factor by which the norm that writes ``stream`` multiplied before folding: f32 [size]."""
+        """Return the factor that the norm of ``stream`` had before folding: f32 [size]."""
         weight = self.weights.get(stream)
         if weight is None:
             name = self.graph.norms[stream]

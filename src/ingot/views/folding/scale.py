@@ -1,4 +1,4 @@
-"""Scales of channels (``quantization.awq``), folded into the preceding norms or the rows of preceding matrices."""
+"""Scales of channels (``quantization.awq``), folded into preceding norms or into rows of preceding matrices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ingot.views.folding.graph import Graph, Site
 class ScaleSearch:
     """The results of the search for scales.
 
-    ``gains`` are, by stream, the errors relative to the error without scales. ``unknown`` are the streams without
+    ``gains`` are, by stream, the errors relative to those without scales. ``unknown`` are the streams without
     statistics.
     """
 
@@ -39,7 +39,7 @@ class ScaleSearch:
 
 @dataclass(frozen=True, slots=True)
 class ScaleFolding:
-    """Scales of the channels of streams, searched on first use for the matrices that read the stream and have a grid.
+    """Scales of the channels of streams, searched on first use for the matrices that read them and have a grid.
 
     Parameters
     ----------
@@ -47,11 +47,12 @@ class ScaleFolding:
         The original checkpoint.
     graph : Graph
     grids : mapping of name to Grid
-        The grids that matrices are rounded to; only these matrices count in the search.
+        The grids to which matrices are rounded; the search considers only these matrices.
     load_statistics : callable
         Returns the statistics.
     dtypes : mapping
-        Element types of norms, by name. Scales are computed from the rounded norm, so that no error remains.
+        Element types of norms, by name. Scales are computed from the rounded norm, so that the rounding causes no
+        error.
     device : torch.device, optional
         The device that computes the errors; None for the CPU.
     """
@@ -88,7 +89,7 @@ class ScaleFolding:
         return result
 
     def _search(self, stream: str) -> Array | None:
-        """Return the scales with the least error; None without statistics, or if no scales are best."""
+        """Return the scales with the least error; None without statistics, or if scales do not reduce the error."""
         readers = [(site, index) for site, index in self.graph.readers[stream] if site.name in self.grids]
         size = self.graph.sizes[stream]
         squares = []
@@ -138,7 +139,7 @@ class ScaleFolding:
         return weight + np.float32(1) if self.graph.wiring.shifted else weight
 
     def _map_and_weight(self, stream: str, by: Array) -> tuple[Scale, Array | None]:
-        """Return the map that divides a stream's channels by scales, and the norm's new weight if there is a norm."""
+        """Return the map that divides a stream's channels by scales, and the norm's new weight, if it has a norm."""
         if stream not in self.graph.norms:
             return Scale(1 / by, by), None
         shift = np.float32(1 if self.graph.wiring.shifted else 0)
@@ -153,7 +154,7 @@ class ScaleFolding:
 
 
 class _StreamScales:
-    """The scales of one stream, and a lock: the first thread that needs them searches them."""
+    """The scales of one stream, and a lock: the first thread that needs the scales searches them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -170,7 +171,7 @@ def fold_scales(folding: ScaleFolding, statistics_id: object) -> Checkpoint:
 
 
 def has_scales(graph: Graph, grids: Mapping[str, Grid], stream: str) -> bool:
-    """Return whether scales are searched for ``stream``: it is not the residual stream, and a matrix in ``grids`` reads
+    """Return whether to search scales for ``stream``: it is not the residual stream, and a matrix in ``grids`` reads
     it.
     """
     return stream != RESIDUAL and any(site.name in grids for site, _ in graph.readers.get(stream, ()))

@@ -17,7 +17,7 @@ from ingot.views.folding.graph import Ends
 
 @dataclass(frozen=True, slots=True)
 class FoldedStatistics:
-    """The statistics of the matrices of a folded model; arrays are computed when they are first read."""
+    """The statistics of the matrices of a folded model; arrays are computed on access."""
 
     original: StatisticsSource
     folding: Folding
@@ -25,7 +25,7 @@ class FoldedStatistics:
     def for_matrix(self, name: str) -> MatrixStatistics | None:
         """Return the statistics of a matrix of the folded model; None if there are none.
 
-        An embedding has none: its statistics are moments of gradients, which folding changes in another way.
+        An embedding has none, because folding changes moments of its gradients differently.
         """
         statistics = self.original.for_matrix(name)
         stored, _, expert = name.partition(":expert.")
@@ -38,11 +38,12 @@ class FoldedStatistics:
 
 
 def fold_statistics(statistics: MatrixStatistics, ends: Ends, folding: Folding) -> MatrixStatistics:
-    """Return the statistics of one matrix after folding maps into its inputs and outputs.
+    """Return the statistics of a matrix after maps are folded into its inputs and outputs.
 
     With T and S the maps of inputs and outputs, ``A`` becomes ``T A T^T`` and ``G`` becomes ``S^-T G S^-1``. Means
-    become ``T m``. Mean squares are exact if T is diagonal. Otherwise they are the diagonal of the new A, whose tokens
-    have A's weights; without A, inputs are taken to be uncorrelated. Largest magnitudes exist only if T is diagonal.
+    become ``T m``. Mean squares are exact if T is diagonal. Otherwise they are the diagonal of the new A, in which
+    tokens have A's weights; without A, inputs are assumed to be uncorrelated. Largest magnitudes exist only if T is
+    diagonal.
     """
 
     def inputs() -> RepeatableMap | None:

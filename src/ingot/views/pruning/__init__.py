@@ -1,1 +1,1 @@
-"""Structured pruning: search for the blocks of feed-forward networks that matter least."""
+"""Structured pruning: find the least important blocks of channels in feed-forward networks."""

@@ -1,11 +1,10 @@
 """Structured pruning of feed-forward networks (FFNs): choose blocks of intermediate channels to drop.
 
-A channel's score is the product of the norms of the weights that write and read it:
-``|gate row| * |up row| * |down column|``. Moving a constant factor between the weights, which does not change the
-network's output, does not change the score. Given activations, the norm of the channel's activation replaces the
-estimate from gate and up: ``activation * |down column|``. This is Wanda's criterion (Sun et al., "A Simple and
-Effective Pruning Approach for Large Language Models", 2023, section 3: weight magnitude times input norm), summed over
-a channel. See ``spec/operations.md``.
+A channel's score is the product of the norms of the weights that write and read it: ``|gate row| * |up row| * |down
+column|``. Moving a constant factor between these weights changes neither the network's output nor the score. If
+activations are given, the norm of the channel's activation replaces the estimate from gate and up: ``activation * |down
+column|``. This is Wanda's criterion (Sun et al., "A Simple and Effective Pruning Approach for Large Language Models",
+2023, section 3: weight magnitude times input norm), summed over a channel. See ``spec/operations.md``.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from ingot.naming.names import role_of
 from ingot.stores.location import AnyPath
 from ingot.views.values import Pruning
 
-# Names of modules: (gate or None, up, down). The first row with all tensors present applies. Gated rows come first:
-# `w1` and `w2` alone are a plain FFN, with `w3` they are a gated one (Llama's original names, Mixtral).
+# Names of modules: (gate or None, up, down). The first row whose tensors all exist applies. Gated rows come first: `w1`
+# and `w2` alone are a plain FFN, with `w3` a gated one (Llama's original names, Mixtral).
 _TRIPLES: tuple[tuple[str | None, str, str], ...] = (
     ("gate_proj", "up_proj", "down_proj"),
     ("w1", "w3", "w2"),
@@ -47,7 +46,7 @@ _TRIPLES: tuple[tuple[str | None, str, str], ...] = (
     (None, "w1", "w2"),
 )
 _ENDS = ("weight", "kernel", "")
-# Matrices of FFNs that match no row above: reported, not pruned.
+# matrices of FFNs that match no row above; they are reported, not pruned
 _UNMATCHED = ("gate_up_proj", "w1_w3", "w12", "c_fc", "fc1", "up_proj", "dense_h_to_4h", "experts")
 # A module whose matrix is (in, out) in GPT-2, but (out, in) in other models.
 _AMBIGUOUS = "c_fc"
@@ -57,8 +56,8 @@ _AMBIGUOUS = "c_fc"
 class Ffn:
     """One FFN: the names of its matrices and their orientations.
 
-    ``channel_axis`` maps each name to the dimension of its intermediate channels. ``inputs`` are gate (if any) and up,
-    ``down`` is the matrix that reads the channels.
+    ``channel_axis`` maps each name to the dimension of the intermediate channels. ``inputs`` are gate (if it exists)
+    and up; ``down`` is the matrix that reads the channels.
     """
 
     inputs: tuple[str, ...]
@@ -68,7 +67,7 @@ class Ffn:
 
     @property
     def module(self) -> str:
-        """The name of the down projection's module."""
+        """The name of the module that contains ``down``."""
         return self.down.removesuffix(".weight").removesuffix(".kernel")
 
 
@@ -81,7 +80,7 @@ class Skipped:
 
 
 def find_ffns(tensors: Mapping[str, Tensor]) -> Iterator[Ffn | Skipped]:
-    """Yield the FFNs of a checkpoint in its order, one per expert, and matrices that look like parts of an FFN."""
+    """Yield the FFNs of a checkpoint in order, one per expert, and matrices that only look like parts of an FFN."""
     matched: set[str] = set()
     for name in tensors:
         if name in matched or role_of(name) != "mlp" or len(tensors[name].shape) < 2:
@@ -101,7 +100,7 @@ def _looks_like_ffn(name: str, tensor: Tensor) -> bool:
 
 
 def _matrices_of_ffn(name: str, tensors: Mapping[str, Tensor]) -> tuple[str | None, str, str] | None:
-    """Return the names of the gate (or None), up and down matrices of the FFN that ``name`` belongs to.
+    """Return the names of the gate (or None), up and down matrices of the FFN to which ``name`` belongs.
 
     None if it belongs to no FFN.
     """
@@ -141,8 +140,8 @@ def _checked_ffn(names: tuple[str | None, str, str], tensors: Mapping[str, Tenso
 def _axis(up: str, tensors: Mapping[str, Tensor]) -> int | None:
     """Return the dimension of the intermediate channels in the up projection; None if it is ambiguous.
 
-    Linear layers are stored as (out, in), Flax's kernels as (in, out). GPT-2's ``c_fc`` is (in, out), but that of some
-    later models is (out, in). The length of the bias, one value per intermediate channel, decides.
+    Linear layers are stored as (out, in), Flax's kernels as (in, out). GPT-2's ``c_fc`` is (in, out), but in some later
+    models it is (out, in). Then the bias decides, because it has one value per intermediate channel.
     """
     if up.endswith(".kernel"):
         return 1
@@ -161,9 +160,9 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    """Options of pruning: the ``fraction`` (0 to 1) of each FFN's blocks to drop, and the channels of a ``block``.
+    """Options of pruning: the ``fraction`` (0 to 1) of blocks to drop in each FFN, and the channels per ``block``.
 
-    ``activations`` contains a vector per FFN, under the name of its down projection's weight or module.
+    ``activations`` has a vector per FFN, named after its down projection's weight or module.
     """
 
     fraction: float
@@ -180,9 +179,7 @@ class PruneOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """The result of choosing: prunings by tensor name, notes on FFNs that are not pruned, and the number of
-    bytes read.
-    """
+    """The chosen prunings by tensor name, notes on FFNs that are not pruned, and the number of bytes read."""
 
     tensors: Mapping[str, Pruning] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -227,7 +224,7 @@ def choose_pruning(
     activations: AnyPath | None = None,
     progress: ProgressCallback | None = None,
 ) -> PrunePlan:
-    """Return the prunings of a checkpoint; opens the activations. Raises the errors of ``weakest_blocks``."""
+    """Choose the prunings of a checkpoint, and open the activations. Raises the errors of ``weakest_blocks``."""
     if activations is None:
         return plan_pruning(source, options, progress, source.nbytes)
     with open_checkpoint(activations) as norms:
@@ -237,12 +234,12 @@ def choose_pruning(
 def plan_pruning(
     source: Mapping[str, Tensor], options: PruneOptions, progress: ProgressCallback | None = None, further: int = 0
 ) -> PrunePlan:
-    """Score every FFN's blocks, chunk by chunk, and choose the blocks with the lowest scores in each FFN.
+    """Score the blocks of every FFN in chunks of its matrices, and choose those with the lowest scores.
 
     Parameters
     ----------
     progress : callable, optional
-        Receives the bytes read; ``further`` bytes follow later and are part of the total.
+        Gets the bytes read; ``further`` bytes, which are read later, are part of the total.
 
     Raises
     ------
@@ -279,7 +276,7 @@ def plan_pruning(
 def choose(score: Array, options: PruneOptions) -> Blocks:
     """Return the blocks to keep: those with the highest mean scores, at least one block.
 
-    The stated fraction of blocks, rounded, is dropped. Blocks with NaN scores are kept. Among equal blocks the first is
+    The stated fraction of blocks, rounded, is dropped. Blocks with NaN scores are kept. Among equal blocks, the first is
     dropped first.
     """
     channels = len(score)
@@ -295,7 +292,7 @@ def choose(score: Array, options: PruneOptions) -> Blocks:
 
 
 def channel_norms(tensor: Tensor, axis: int) -> Array:
-    """Return the Euclidean norm of every row (axis 0) or column (axis 1) in f64, chunk by chunk; checks digests."""
+    """Return the f64 Euclidean norm of every row (axis 0) or column (axis 1), read in chunks; checks digests."""
     rows, cols = tensor.matrix_shape
     squares = np.zeros(rows if axis == 0 else cols)
     first = 0
@@ -313,9 +310,7 @@ def channel_norms(tensor: Tensor, axis: int) -> Array:
 def _factors(
     ffn: Ffn, source: Mapping[str, Tensor], activations: Mapping[str, Tensor] | None
 ) -> tuple[Sequence[str], Array | None]:
-    """Return the matrices of an FFN whose norms are multiplied, and the vector of its channels' activations if
-    given.
-    """
+    """Return the matrices of an FFN whose norms are multiplied, and its channels' activations or None."""
     if activations is None:
         return (*ffn.inputs, ffn.down), None
     return (ffn.down,), _activation(ffn, activations)
