@@ -14,10 +14,10 @@ from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.base import resolve_codec
 from ingot.quantization.choice import parse_quantizer
 
-# Dtypes to which a codec that changes values may be applied: weights, never indices, masks or packed bytes.
+# Dtypes to which a codec that changes values may be applied: weights, not indices, masks or packed bytes.
 WEIGHT_DTYPES = ("f64", "f32", "f16", "bf16")
 
-# Shapes of weights that options are probed with. 720720 is a multiple of every number up to 16, so that patterns such
+# Shapes of weights for which options are checked. 720720 is a multiple of every number up to 16, so that patterns such
 # as 3:5 fit; 256 columns fit ggml's blocks.
 _PROBE_SHAPES = ((64, 64), (64, 720720), (64, 256))
 
@@ -28,10 +28,10 @@ PICKS = (SMALLEST, ACCURATE)
 
 @dataclass(frozen=True)
 class Choice:
-    """How a tensor is stored: a codec id, the codec's options, and the encoding of every part.
+    """How to store a tensor: a codec id, the codec's options, and the encoding of every part.
 
-    A ``quantizer`` chooses the codes by statistics of the matrix's inputs; the codec is then only the storage layout.
-    ``quantization.choice`` describes the options of quantizers.
+    If ``quantizer`` is set, it chooses the codes by statistics of the matrix's inputs, and the codec only determines
+    the layout. ``quantization.choice`` describes the options of quantizers.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class Choice:
 
     @property
     def changes_values(self) -> bool:
-        """Whether values may be rounded or cast, so that the choice is allowed only for weights.
+        """Whether values may be rounded or cast, so that the choice is allowed for weights only.
 
         A lossless codec keeps values, unless its option ``dtype`` requests a cast.
         """
@@ -100,7 +100,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Measured:
-    """Several candidates for a tensor; planning a conversion picks one by measuring them on a sample of the tensor.
+    """Several candidates for a tensor; a conversion's plan chooses one by measuring a sample of the tensor.
 
     Parameters
     ----------
@@ -108,12 +108,12 @@ class Measured:
         ``smallest``: the candidate with the fewest bytes. ``accurate``: the first candidate whose signal-to-noise ratio
         reaches ``min_snr_db``, else the last candidate.
     candidates : tuple of Choice
-        In order of preference. A candidate that the tensor or the target does not allow is left out.
+        Candidates in order of preference; one that the tensor or the target does not allow is skipped.
     min_snr_db : float or None
         In decibels; only with ``accurate``.
     packed : bool
-        Whether a tensor that is stored quantized stays what it is, with parts in encoding ``ingot.packed/1`` where that
-        is smaller; only with ``smallest``.
+        Whether a tensor that is already quantized is kept, with parts in encoding ``ingot.packed/1`` if that is
+        smaller; only with ``smallest``.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""llama.cpp's mixtures of block types, by the names that its users know: which tensor gets which type.
+"""llama.cpp's mixtures of block types, such as Q4_K_M: which tensor gets which type.
 
-The rules are those of ``llama-quantize`` (llama.cpp 007dbbf, ``src/llama-quant.cpp``). They depend on the model: the
-number of layers and of experts, how many query heads share a key head, and whether the head is the embedding.
-``expand`` turns a mixture and these facts into ordinary rules of a recipe. Rules name tensors as GGUF files do, and
-as transformers does, because a quantizer works on the source's names.
+The rules are those of ``llama-quantize`` (llama.cpp 007dbbf, ``src/llama-quant.cpp``). They depend on the model: on its
+numbers of layers and experts, the number of query heads per key head, and whether the head is the embedding. ``expand``
+converts a mixture and these facts to ordinary rules of a recipe. Rules contain tensor names of GGUF and of
+transformers, because quantizers work on the names of the source.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PRESETS = tuple(
 )
 """Names of presets, from the most bits to the fewest."""
 
-# The type that takes the place of another if its block does not divide the columns.
+# the type that replaces another whose block does not divide the columns
 _FALLBACKS: Mapping[str, str] = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "iq4_nl"),
     **dict.fromkeys(("q2_k", "q3_k", "tq1_0", "tq2_0"), "q4_0"),
@@ -73,7 +73,7 @@ _KEY = "attn_k"
 _QUERY = "attn_q"
 _OUTPUT = "attn_output"
 _DOWN = "ffn_down"
-# Category: role of its tensors, and patterns of their names.
+# category: role of its tensors, and patterns of their names
 _CATEGORIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     _VALUE: (
         "attention",
@@ -114,7 +114,7 @@ _FINER_LOW = ("IQ2_S", "IQ2_M")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts of a model that decide on types.
+    """The facts of a model on which the types depend.
 
     Parameters
     ----------
@@ -122,15 +122,15 @@ class ModelFacts:
     shared_heads : int
         The number of query heads for each key head.
     experts : int
-        The number of experts of a layer; 0 without any.
+        The number of experts per layer, or 0.
     tied : bool
-        The head is the embedding.
+        Whether the head is the embedding.
     architecture : str
         ``model_type`` of config.json or ``general.architecture``.
     value_layers : sequence of int
-        The layer of each matrix that computes values of attention.
+        The layer of each matrix that computes attention values.
     down_layers : sequence of int
-        The layer of each last matrix of a feed-forward block, stacked experts being one.
+        The layer of each last matrix of a feed-forward block; stacked experts count as one.
     """
 
     layers: int
@@ -147,14 +147,12 @@ class ModelFacts:
 
     @property
     def is_70b(self) -> bool:
-        """Whether llama.cpp counts the model among the models of 70 billion weights, for which it has separate
-        rules."""
+        """Whether llama.cpp applies its separate rules for models of 70 billion weights."""
         return self.architecture in ("llama", "qwen2") and self.layers == 80 and self.shared_heads > 1
 
 
 def parse_mixture(name: object, quantizer: object = None) -> Mixture:
-    """Return a mixture by its name; raise ``UsageError`` ``recipe.mixture`` if the mixture or the quantizer is
-    unknown."""
+    """Return the mixture with a name; raise ``UsageError`` ``recipe.mixture`` if mixture or quantizer is unknown."""
     if not isinstance(name, str) or name not in _TABLE:
         raise UsageError(
             f"expected a mixture of llama.cpp ({', '.join(NAMES)}), found {name!r:.80}", rule="recipe.mixture"
@@ -162,7 +160,7 @@ def parse_mixture(name: object, quantizer: object = None) -> Mixture:
     file_type, base, rounds = _TABLE[name]
     if quantizer is not None and not (rounds and isinstance(quantizer, str)):
         raise UsageError(
-            f"expected no quantizer with the mixture {name}: its blocks are rounded one by one"
+            f"expected no quantizer with the mixture {name}: it rounds each block separately"
             if not rounds
             else f"expected the name of a quantizer, found {quantizer!r:.80}",
             rule="recipe.mixture",
@@ -171,7 +169,7 @@ def parse_mixture(name: object, quantizer: object = None) -> Mixture:
 
 
 def preset_toml(preset: str) -> str:
-    """Return a preset as the text of a recipe."""
+    """Return a preset as TOML text."""
     name = preset.removesuffix(CALIBRATED)
     base = TYPES[_TABLE[name][1]]
     bits = base.nbytes * 8 / base.elements
@@ -191,8 +189,9 @@ def preset_toml(preset: str) -> str:
 def facts_of(
     shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> ModelFacts:
-    """Return the facts of a model from its tensors, its ``config.json`` and its GGUF metadata; the last two may be
-    empty."""
+    """Return the facts of a model from its tensors, its ``config.json`` and its GGUF metadata; the latter two may be
+    empty.
+    """
     nested = config.get("text_config")
     config = {**config, **nested} if isinstance(nested, Mapping) else config
     arch = metadata.get("general.architecture", config.get("model_type", ""))
@@ -221,7 +220,7 @@ def facts_of(
 
 
 def category_of(name: str) -> str | None:
-    """Return the category of a tensor of a layer, such as ``attn_v``; None for all others."""
+    """Return the category of a layer's tensor, such as ``attn_v``; None for other tensors."""
     role = role_of(name)
     return next((category for category, (of_role, fits) in _MATCHERS.items() if role == of_role and fits(name)), None)
 
@@ -250,7 +249,7 @@ def _variant(name: str) -> str:
 
 
 def expand(recipe: Recipe, facts: ModelFacts) -> Recipe:
-    """Return the recipe with the rules of its mixture for one model, after the rules of the recipe itself."""
+    """Return the recipe with the rules of its mixture for a model, after the recipe's rules."""
     if recipe.mixture is None:
         return recipe
     rules = list(recipe.rules)
@@ -276,7 +275,7 @@ def expand(recipe: Recipe, facts: ModelFacts) -> Recipe:
 def expand_for_llama(recipe: Recipe) -> Recipe:
     """Return the recipe with the rules of its mixture for a Llama model of ``LLAMA_LAYERS`` layers.
 
-    This serves lists and checks of presets, which have no model.
+    Lists and checks of presets use this, because they have no model.
     """
     layers = range(LLAMA_LAYERS)
     return expand(recipe, ModelFacts(LLAMA_LAYERS, architecture="llama", value_layers=layers, down_layers=layers))
@@ -288,7 +287,7 @@ _Assignment = tuple[str, str, str | None, dict[str, Any]]
 def _assignments(mixture: Mixture, facts: ModelFacts) -> Iterator[_Assignment]:
     """Yield the rules of a mixture for a model: label, type, quantizer and conditions.
 
-    The first rule whose conditions hold decides.
+    The first rule whose conditions hold applies.
     """
     quantizer = _quantizer_of_ends(mixture)
     yield "head", _head_type(mixture), quantizer, {"match": _HEAD, "roles": ("head",)}
@@ -335,7 +334,7 @@ def _embedding_type(mixture: Mixture) -> str:
 
 
 def _type_in_layer(mixture: Mixture, facts: ModelFacts, category: str, layer: int) -> str:
-    # llama.cpp counts the matrices of a category, whatever layer they are in; of two in a layer the first decides here.
+    # llama.cpp counts the matrices of a category, in whatever layers; of two in a layer, the first decides here
     values = facts.value_layers
     value = values.index(layer) if layer in values else layer
     if mixture.name in _LOW:
@@ -370,9 +369,9 @@ def _low_type(mixture: Mixture, facts: ModelFacts, category: str, layer: int) ->
 
 
 def _needs_more_bits(index: int, count: int) -> bool:
-    """Return whether llama.cpp gives the matrix at ``index``, of ``count``, more bits.
+    """Return whether llama.cpp assigns more bits to matrix ``index`` of ``count``.
 
-    It does in the first and the last eighth of the layers, and for every third layer between them.
+    It does for the first and the last eighth of the layers, and for every third layer between them.
     """
     eighth = count // 8
     return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2

@@ -1,4 +1,4 @@
-"""Names of llama.cpp's file types (``llama-quantize``, ``--outtype``), and the presets that make them."""
+"""Names of llama.cpp's file types (``llama-quantize``, ``--outtype``), and the presets that produce them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MIXTURES = (
     *("IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4"),
     *("F16", "BF16"),
 )
-"""File types of llama.cpp, in its spelling."""
+"""File types of llama.cpp, as it spells them."""
 _ALIASES = {"Q3_K": "q3_k_m", "Q4_K": "q4_k_m", "Q5_K": "q5_k_m", "FP16": "f16", "FLOAT16": "f16", "BFLOAT16": "bf16"}
 _CALIBRATED = "-calibrated"
 _BLOCKS = re.compile(r"(?:i?q|tq)[0-9]_|(?:mx|nv)fp4_")
 
 
 def preset_of_type(name: str) -> tuple[str, str]:
-    """Return the preset of a file type, and its calibrated form; each is empty if Ingot has none.
+    """Return the preset for a file type, and its calibrated variant; each is empty if it does not exist.
 
-    ``name`` is llama.cpp's, in upper or lower case, with hyphens or underscores.
+    ``name`` is llama.cpp's name, in upper or lower case, with hyphens or underscores.
 
-    Raises ``UsageError`` ``quantize.type``: no such type, or one that no preset makes.
+    Raises ``UsageError`` ``quantize.type`` for an unknown type, or one without a preset.
     """
     upper = name.strip().upper().replace("-", "_")
     key = upper.lower()
@@ -45,12 +45,12 @@ def preset_of_type(name: str) -> tuple[str, str]:
     if upper in MIXTURES or upper in _ALIASES:
         near = presets[nearest_preset(key, presets)]
         raise UsageError(
-            f"llama.cpp has the type {upper}, and no preset of Ingot makes it yet; the nearest is {near}",
+            f"llama.cpp has the type {upper}, but no preset of Ingot produces it yet; the nearest is {near}",
             rule="quantize.type",
         )
     names = {item.lower(): item for item in (*MIXTURES, *_ALIASES)}
     hint = did_you_mean(key, names).upper().replace("DID YOU MEAN", "did you mean")
-    advice = "" if hint else f"; types that Ingot makes: {', '.join(available_types())}"
+    advice = "" if hint else f"; types that Ingot produces: {', '.join(available_types())}"
     raise UsageError(
         f"{name!r:.60} is no type of llama.cpp{hint}{advice}",
         rule="quantize.type",
@@ -58,7 +58,7 @@ def preset_of_type(name: str) -> tuple[str, str]:
 
 
 def available_types() -> list[str]:
-    """Return the types that a preset makes, in llama.cpp's spelling."""
+    """Return the types that presets produce, as llama.cpp spells them."""
     presets = {preset.lower().removesuffix(_CALIBRATED) for preset in ALL_PRESETS}
     names = [*MIXTURES, *(name for name in _ALIASES if name.startswith("Q"))]
     return [name for name in names if name.lower() in presets]

@@ -92,7 +92,7 @@ PRESETS = (
     "q3_k-calibrated",
     "q2_k-calibrated",
 )
-"""Names of the presets that ship with Ingot: first the general ones, from no loss to most loss, then those for one
+"""Names of the presets that ship with Ingot: first general ones, from no loss to most loss, then those for one
 format.
 """
 
@@ -101,7 +101,7 @@ ALL_PRESETS = (*PRESETS, *MIXTURE_PRESETS)
 
 _LOWER = {name.lower(): name for name in (*MIXTURE_PRESETS, *PRESETS)}
 
-# Presets by format and by bits of the matrices, for formats with packings of their own.
+# presets by format and by bits of the matrices, for formats with their own packings
 _FORMAT_PRESETS = {
     "npydir": {8: "squish-int8", 4: "squish-int4", 3: "squish-int3"},
     "mlx": {8: "mlx-8bit", 6: "mlx-6bit", 4: "mlx-4bit", 3: "mlx-3bit"},
@@ -116,9 +116,9 @@ _CHOICE_KEYS = ("keep", *_CODEC_KEYS, *_MEASURED_KEYS)
 
 
 def load_recipe(source: AnyPath) -> Recipe:
-    """Return the recipe with a preset's name, or the recipe in a TOML file.
+    """Return the recipe of a preset, or of a TOML file.
 
-    Preset names take precedence; write ``./int4`` for a file with the name of a preset.
+    Preset names take precedence; write ``./int4`` for a file with a preset's name.
 
     Raises
     ------
@@ -146,12 +146,12 @@ def load_recipe(source: AnyPath) -> Recipe:
 
 
 def preset_name(text: str) -> str | None:
-    """Return the preset that a text names, in upper or lower case; None if there is none."""
+    """Return the preset with a name, in upper or lower case; None without one."""
     return text if text in ALL_PRESETS else _LOWER.get(text.lower())
 
 
 def _unknown_recipe(location: Location) -> UsageError:
-    """Return the error for a name that is neither a preset nor a file, with a suggestion of similar names."""
+    """Return the error for a name that is neither a preset nor a file; it suggests similar names."""
     text = location.display
     if text.lower().endswith(".toml") or any(slash in text for slash in "/\\"):
         folder = PurePosixPath(text).parent
@@ -169,7 +169,7 @@ def _unknown_recipe(location: Location) -> UsageError:
 
 
 def _nearest_presets(text: str) -> str:
-    """Return advice for a name that is no preset: the nearest names, and the command that lists all."""
+    """Return advice for an unknown preset: the nearest names, and the command that lists all."""
     near = get_close_matches(text.lower(), _LOWER, 3, 0.5)
     listed = " or ".join(repr(_LOWER[name]) for name in near)
     hint = f"did you mean {listed}? " if near else ""
@@ -177,14 +177,14 @@ def _nearest_presets(text: str) -> str:
 
 
 def preset_hint(format: str, choice: Choice) -> str:
-    """Return a suggestion of presets that were written for a format; empty if there are none."""
+    """Return a suggestion of presets for a format; empty if there are none."""
     presets = _FORMAT_PRESETS.get(format, {})
     bits = choice.options.get("bits")
     if choice.codec == DenseLayout.codec or not presets:
         return ""
     if bits in presets:
-        return f"; take the preset {presets[bits]}, which is made for {format}"
-    return f"; presets made for {format}: {', '.join(presets.values())}"
+        return f"; use the preset {presets[bits]}, which is for {format}"
+    return f"; presets for {format}: {', '.join(presets.values())}"
 
 
 def preset_text(name: str) -> str:
@@ -364,7 +364,7 @@ def _options(value: Any, location: str) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, location: str, depth: int) -> None:
-    """Raise ``recipe.type`` for dates and times, and for tables and lists that are nested deeper than ``depth``."""
+    """Raise ``recipe.type`` for dates and times, and for tables and lists nested deeper than ``depth``."""
     if isinstance(value, str | int | float | bool):
         return
     if depth and isinstance(value, dict):

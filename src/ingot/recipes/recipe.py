@@ -1,4 +1,4 @@
-"""Recipes: ordered rules that choose a codec for each tensor. The first rule that hits decides.
+"""Recipes: ordered rules that choose a codec for each tensor; the first rule that applies decides.
 
 ``spec/recipes.md`` describes recipe files and their errors; ``load.py`` reads them.
 """
@@ -93,7 +93,7 @@ class Subject:
 class Rule:
     """A rule: conditions that must all hold, and the choice for tensors that meet them.
 
-    A rule without conditions hits every tensor.
+    A rule without conditions applies to every tensor.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Rule:
     layers : str
         Layer numbers and ranges, both ends included; negative numbers count from the end: ``"0-3,-1"``.
     dtypes : tuple of str
-        Element types. The default is any; if the choice changes values, ``f64 f32 f16 bf16`` and no others.
+        Element types; by default all, or only ``f64 f32 f16 bf16`` if the choice changes values.
     min_ndim, max_ndim : int
         Bounds of the number of dimensions.
     min_size, max_size : int
@@ -138,7 +138,7 @@ class Rule:
     cols_multiple_of: int = 1
 
     def __post_init__(self) -> None:
-        # Evaluate the cached properties, so that an invalid pattern or range raises here and not at the first tensor.
+        # evaluate the cached properties, so that an invalid pattern or range raises here and not at the first tensor
         _ = (self._matches, self._excludes, self._spans)
         for role in self.roles:
             if role not in ROLES:
@@ -229,19 +229,19 @@ class Rotate:
 
 
 STATIC_ACTIVATIONS = ("nvfp4",)
-"""Schemes of inputs with a static scale for each matrix, which calibration determines: FP4 in groups of 16, each with
-an FP8 scale that is computed while the model runs."""
+"""Schemes in which each matrix has a static input scale, from calibration: FP4 in groups of 16, each with an FP8 scale
+that is computed while the model runs."""
 ACTIVATIONS = ("int8", "fp8", *STATIC_ACTIVATIONS)
-"""Schemes of inputs that layers quantize while the model runs; ``int8`` and ``fp8`` with one dynamic scale for each
+"""Schemes of quantizing layer inputs while the model runs; ``int8`` and ``fp8`` compute one scale per
 token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A mixture of block types by llama.cpp's name.
+    """One of llama.cpp's mixtures of block types.
 
-    ``file_type`` is GGUF's ``general.file_type``, ``base`` the type of tensors without a rule of their own.
-    ``quantizer`` rounds the matrices of layers; None rounds each block by itself.
+    ``file_type`` is GGUF's ``general.file_type``, ``base`` the type of tensors without a rule. ``quantizer`` rounds the
+    matrices of layers; None rounds each block separately.
     """
 
     name: str
@@ -252,14 +252,13 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Named, ordered rules. A tensor that no rule hits is kept unchanged.
+    """Named, ordered rules; a tensor to which no rule applies is unchanged.
 
-    ``general`` rules, such as those of presets, are written for all models: it is no mistake if one of them hits no
-    tensor of a model. ``rotate`` is applied to the model before the rules. ``activations`` states how layers quantize
-    their inputs while the model runs (``ACTIVATIONS``). ``runs_in`` lists the
-    programs that run the result. The rules of a ``mixture`` depend on the model and are added for it
-    (``llama_cpp_mixtures.expand``). ``fallbacks`` then maps the labels of rules with a fallback type, whose block
-    divides the columns, to the requested and the stored type.
+    ``general`` rules, such as those of presets, are for all models, so one may apply to no tensor of a model.
+    ``rotate`` is applied to the model before the rules. ``activations`` states how layers quantize their inputs while
+    the model runs (``ACTIVATIONS``). ``runs_in`` lists the programs that run the result. Rules of a ``mixture`` depend
+    on the model and are added for it (``llama_cpp_mixtures.expand``). Then ``fallbacks`` maps the labels of rules with
+    a fallback type, whose block divides the columns, to the requested and the stored type.
     """
 
     name: str
@@ -287,7 +286,7 @@ class Recipe:
         return by_rule or (self.mixture is not None and self.mixture.quantizer is not None)
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 of what determines the output: the rules in their order, without names and descriptions."""
+        """Return a SHA-256 of all that determines the output: the rules in order, without names and descriptions."""
         content: list[Any] = [_content(rule) for rule in self.rules]
         content += [] if self.rotate is None else [asdict(self.rotate)]
         content += [] if self.activations is None else [self.activations]
@@ -300,7 +299,7 @@ class Recipe:
 class Decision:
     """A recipe's decision on one tensor.
 
-    ``choice`` is None if the tensor stays as it is stored, ``rule_index`` is None if no rule hit the tensor.
+    ``choice`` is None if the tensor stays as stored; ``rule_index`` is None if no rule applies.
     """
 
     rule_index: int | None
@@ -320,7 +319,7 @@ def resolve(recipe: Recipe, name: str, shape: tuple[int, ...], dtype: str, layer
     name, shape, dtype :
         The tensor's name, shape and dtype; ``dtype`` may be unknown to Ingot.
     layer_count : int
-        Number of layers of the checkpoint: one more than the highest layer number.
+        Number of layers of the checkpoint: the highest layer number plus 1.
     """
     cols = shape[-1] if shape else 1
     subject = Subject(name, role_of(name), layer_of(name), layer_count, dtype, len(shape), prod(shape), cols)

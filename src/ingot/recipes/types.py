@@ -1,4 +1,4 @@
-"""Types that a budget search chooses among. Each is a recipe that stores a matrix in that type."""
+"""Types among which a budget search chooses; each is a recipe that stores a matrix in the type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EMBEDDING = ("embedding",)
 MATRICES = (*LAYERS, *HEAD, *EMBEDDING)
 CALIBRATED = "-calibrated"
 _MIN_SIZE = 4096  # elements; smaller matrices stay as stored
-_GRID = "grid"  # integer codes in groups, as inference servers accept them, only for layers
+_GRID = "grid"  # integer codes in groups, which inference servers accept, for layers only
 _TRELLIS_BITS = (2, 3, 4)
 _INTEGER_BITS = (2, 3, 4, 5, 6, 8)
 _LARGE_INTEGER_BITS = (5, 6, 8)  # larger than the bits of trellises
@@ -31,7 +31,7 @@ _GRID_BITS = (2, 3, 4, 8)
 _TRELLIS = TrellisLayout.codec  # types are named after their codec
 
 # ggml types with blocks of 256 columns, and the type that replaces each if 256 does not divide the columns, as in
-# llama.cpp.
+# llama.cpp
 _LARGE_BLOCKS = {
     "q2_k": "iq4_nl",
     "q3_k": "iq4_nl",
@@ -76,7 +76,7 @@ def default_types(format: str, *, calibrated: bool) -> Sequence[str]:
 
 
 def recipes_of_type(name: str) -> list[tuple[str, Recipe]]:
-    """Return a label and a recipe for a type; if its rules list candidates, a label and a recipe for each candidate.
+    """Return a label and a recipe for a type, or for each candidate if its rules list candidates.
 
     Raises
     ------
@@ -118,16 +118,16 @@ def recipes_of_type(name: str) -> list[tuple[str, Recipe]]:
 
 
 def _is_cast(rule: Rule) -> bool:
-    """Return whether a rule's candidates are all ``dense``: such a rule only picks a dtype.
+    """Return whether a rule's candidates are all ``dense``, so that it only chooses a dtype.
 
-    Rules of MLX presets for tensors that are not matrices are of this form.
+    Presets of MLX have such rules for tensors that are not matrices.
     """
     choice = rule.choice
     return isinstance(choice, Measured) and all(item.codec == DenseLayout.codec for item in choice.candidates)
 
 
 def _fix(rule: Rule, index: int) -> Rule:
-    """Return a rule whose choice is its candidate at ``index``, or its last candidate if it has fewer."""
+    """Return a rule with the candidate at ``index``, or with its last candidate if it has fewer."""
     if not isinstance(rule.choice, Measured):
         return rule
     candidates = rule.choice.candidates
@@ -157,7 +157,7 @@ def _rules(name: str) -> list[Rule] | None:
     if name == plain:
         return [integers]
     codec = TrellisLayout.codec if is_trellis else AffineLayout.codec
-    # Two-sided rounding of a head would take as long as that of all layers, so that heads use the faster quantizer.
+    # two-sided rounding of a head would take as long as that of all layers, so heads use the faster quantizer
     calibrated = [
         _rule(roles, _calibrated(codec, bits, group, quantizer), group)
         for roles, quantizer in ((LAYERS, TWO_SIDED), (HEAD, IMPORTANCE))
