@@ -1,1 +1,1 @@
-"""Core ML packages: constants of an ML program are read and written in compressed form (spec/coreml.md)."""
+"""Core ML packages, whose constants are read and written in compressed form (spec/coreml.md)."""

@@ -1,4 +1,4 @@
-"""Blob storage version 2: ``weights/weight.bin``.
+"""Version 2 of Core ML's blob storage: the file ``weights/weight.bin``.
 
 Layout (coremltools, ``mlmodel/src/MILBlob/Blob/StorageFormat.hpp``), little-endian: a header of 64 bytes with u32 count
 and u32 version 2; then blobs at multiples of 64, each with 64 bytes of metadata: u32 sentinel ``0xDEADBEEF``, u32 type,
@@ -79,7 +79,7 @@ class BlobFile:
         return blob
 
     def blob_of_any_type(self, offset: int) -> tuple[Blob, bytes]:
-        """Return a blob of any type, and its metadata.
+        """Return a blob and its metadata without checking its type.
 
         Raises ``FormatError``: ``coreml.blob-offset``, ``coreml.blob-sentinel``.
         """
@@ -108,9 +108,10 @@ class BlobFile:
         return Blob(start, length), code, padding, raw
 
     def _check_padding(self, blob: Blob, type: MilType, count: int, declared: int, location: str) -> None:
-        """Check that the padding of the last byte is 0; otherwise two files with the same values could differ."""
+        """Check that the padding of the last byte is 0, so that equal values have equal files."""
         spare = -count * type.bits % 8
-        if type.dtype is None and declared != spare:  # other writers leave the field undefined for types of full bytes
+        # Other writers leave the field undefined for types of complete bytes
+        if type.dtype is None and declared != spare:
             raise FormatError(
                 "coreml.blob-padding",
                 f"expected {spare} bits of padding for {count} elements, found {declared}",
@@ -145,12 +146,12 @@ def header(count: int) -> bytes:
 
 
 def metadata(offset: int, type: MilType, count: int) -> bytes:
-    """Return the metadata for ``count`` elements; the metadata begin at ``offset``."""
+    """Return the metadata of a blob with ``count`` elements; the metadata begin at ``offset``."""
     padding = -count * type.bits % 8
     return _METADATA.pack(SENTINEL, type.blob, type.nbytes(count), offset + METADATA, padding).ljust(METADATA, b"\0")
 
 
 def relocate_metadata(raw: bytes, offset: int) -> bytes:
-    """Return a blob's metadata for its new location, where they begin at ``offset``; other fields stay unchanged."""
+    """Return a blob's metadata with a new ``offset`` at which they begin; other fields are unchanged."""
     sentinel, code, length, _, padding = _METADATA.unpack(raw[: _METADATA.size])
     return _METADATA.pack(sentinel, code, length, offset + METADATA, padding) + raw[_METADATA.size :]

@@ -1,4 +1,4 @@
-"""Builder of new programs: operations in sequence, weights without values, and the package around them."""
+"""A builder of new ML programs and their packages; weights have no values yet."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Builder:
         return self._const(name, encode_blob(FP16, shape, MODEL_PATH + _WEIGHTS, offset), encode_type(FP16, shape))
 
     def constant(self, name: str, values: np.ndarray[Any, Any] | np.generic) -> str:
-        """Add float16 or int32 values in the program itself, which do not become a tensor."""
+        """Add f16 or int32 values to the program itself; they do not become a tensor."""
         array = np.asarray(values)
         type = _OF_DTYPE[array.dtype.name]
         data = array.astype(array.dtype.newbyteorder("<")).tobytes()
@@ -93,9 +93,7 @@ class Builder:
         shapes: Sequence[Shape],
         type: MilType = FP16,
     ) -> list[str]:
-        """Add an operation with the outputs ``names``, and return these names; the first is also the
-        operation's name.
-        """
+        """Add an operation with the outputs ``names``, and return them; the operation is called like the first."""
         outputs = zip(names, (encode_type(type, shape) for shape in shapes), strict=True)
         self._operations.append(_operation(operation, list(outputs), {}, inputs))
         return list(names)
@@ -149,7 +147,7 @@ def _argument(names_or_name: str | Sequence[str]) -> bytes:
 
 
 def _manifest() -> bytes:
-    """Return the manifest of both items; identifiers depend only on the paths, so that programs are reproducible."""
+    """Return the manifest of both items; identifiers depend only on paths, so that equal programs have equal bytes."""
     items = {"model.mlmodel": "CoreML Model Specification", "weights": "CoreML Model Weights"}
     names = {name: str(uuid.uuid5(uuid.NAMESPACE_URL, f"{_FOLDER}/{name}")) for name in items}
     entries = {

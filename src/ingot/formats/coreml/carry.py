@@ -1,4 +1,4 @@
-"""The operations that express a tensor's codec, in the variants of iOS 16 and of iOS 18 (spec/coreml.md)."""
+"""Plan the operations that express a tensor's codec, in the variants of iOS 16 and iOS 18 (spec/coreml.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ingot.model.spec import TensorSpec
 
 FLOATS = ("f16", "f32")
 _INT32 = BY_NAME["int32"]
-# Advice for recipes if the types of these parts do not fit.
+# advice for recipes if the types of these parts are unsuitable
 _ADVICE = {
     "scales": '; set scales = "source" in the rule, like preset ane-int8',
     "codebook": "; set the rule's entries to the tensor's type",
@@ -29,10 +29,10 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An array that an operation takes: the contents of the part ``role``, or the bytes ``constant``.
+    """An input array of an operation: the contents of the part ``role``, or the bytes ``constant``.
 
-    ``key`` is the operation's parameter; ``type`` and ``dims`` are those in the program. ``dtype`` and ``spread`` have
-    the meaning of ``Slot``.
+    ``key`` is the operation's parameter, ``type`` and ``dims`` are declared in the program. ``dtype`` and ``spread``
+    are as in ``Slot``.
     """
 
     key: str
@@ -56,7 +56,7 @@ class Stored:
         return prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_stored(self, data: bytes, location: str) -> bytes:
-        """Return a part's content in the stored encoding; raises the errors of ``from_numbers``."""
+        """Convert a part's contents to the stored encoding; raises the errors of ``from_numbers``."""
         if self.spread is None:
             return data
         return from_numbers(data, self.dtype, self.spread, self.type, self.dims, location)
@@ -64,11 +64,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOp:
-    """An operation to be written; the last operation of a tensor has the outputs of the operation that it replaces.
+    """An operation to write; the last operation of a tensor gets the outputs of the operation that it replaces.
 
-    ``bound`` are inputs that refer to an output of an earlier operation: key, index of the operation, index of the
-    output. ``again`` are inputs that reuse the numbers of another input of an earlier operation: key, index of the
-    operation, key of the other input. ``outputs`` are types and shapes; the last operation of a tensor has none.
+    ``bound`` are inputs that refer to outputs of earlier operations: key, index of the operation, index of the output.
+    ``again`` are inputs with the numbers of another input: key, index of the earlier operation, key of its input.
+    ``outputs`` are types and shapes; the last operation of a tensor has none.
     """
 
     type: str
@@ -112,7 +112,7 @@ def _check_parts(spec: TensorSpec, planned: tuple[PlannedOp, ...]) -> None:
 
 
 def _float(spec: TensorSpec, role: str) -> MilType:
-    """Return the MIL type of a part of floats; raise ``LeftError`` unless it is the tensor's type, f16 or f32."""
+    """Return the MIL type of a part of floats; raise ``LeftError`` if it is not the tensor's type, f16 or f32."""
     dtype = _part_dtype(spec, role)
     if dtype not in FLOATS or dtype != spec.dtype:
         raise LeftError(
@@ -142,7 +142,7 @@ def _dense(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """The Core ML types of an affine tensor's codes and scales, the shape of its scales, and its zero points.
+    """The Core ML types of an affine tensor's codes and scales, the shape of the scales, and the zero points.
 
     ``zeros`` is None if all zero points equal ``point``.
     """
@@ -236,10 +236,10 @@ def _palette(spec: TensorSpec, ios18: bool) -> tuple[PlannedOp, ...]:
 def _codebook(
     spec: TensorSpec, groups: Shape, bits: int, vector: int
 ) -> tuple[tuple[PlannedOp, ...], tuple[Stored, ...], tuple[tuple[str, int, int], ...]]:
-    """Return the inputs by which an operation gets its palettes: operations before it, arrays, and bound inputs.
+    """Return the palette inputs of an operation: the operations before it, its arrays, and its bound inputs.
 
-    Without scales, the palettes are the array ``lut``. With scales, they are the output of a scaling operation that is
-    bound to input ``lut``.
+    Without scales, the palettes are the array ``lut``. With scales, a scaling operation computes them, and its output
+    is bound to the input ``lut``.
     """
     dims = (*groups, 1 << bits, vector)
     if not _has(spec, "codebook_scales"):

@@ -1,4 +1,4 @@
-"""Functions that read ``const`` and each ``constexpr`` operation as a tensor (spec/coreml.md, "Operations")."""
+"""Convert ``const`` and ``constexpr`` operations to tensors (spec/coreml.md, "Operations")."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConstantTensor:
 
 
 def dense(graph: Graph, operation: Operation) -> ConstantTensor | None:
-    """Return the tensor of an operation ``const``; None if its value is a setting.
+    """Return the tensor of a ``const`` operation; None if its value is a setting.
 
     Settings are text, scalars, and integers and bools that the program itself contains.
     """
@@ -53,7 +53,7 @@ def dense(graph: Graph, operation: Operation) -> ConstantTensor | None:
 
 
 def is_array(value: Value) -> bool:
-    """Return whether a value is an array of floats, as weights are; settings of operations are of other types."""
+    """Return whether a value is a float array, like weights; settings have other types."""
     floats = value.type is not None and not value.type.integer
     return floats and value.dims is not None and len(value.dims) > 0 and prod(value.dims) > 0
 
@@ -110,9 +110,8 @@ def blockwise_shift_scale(graph: Graph, operation: Operation) -> ConstantTensor:
 def _blockwise(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
 ) -> tuple[dict[str, Slot], AffineLayout, Slot]:
-    """Return the parts of ``operation`` besides the codes, the layout, and the slot of the scales.
-
-    ``type`` and ``shape`` are those of the codes.
+    """Return, for the ``operation`` on codes with ``type`` and ``shape``: the other parts, the layout, and the slot of
+    the scales.
     """
     if type.name not in CODES:
         raise LeftError(f"codes of {type.name}")
@@ -128,9 +127,10 @@ def _blockwise(
 
 
 def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: Slot) -> tuple[dict[str, Slot], Zero]:
-    """Return the part ``zeros`` in a mapping, empty without such a part, and the zero points of the layout.
+    """Return a mapping with the part ``zeros``, or an empty one, and the zero points of the layout.
 
-    Equal zero points become a constant of the layout: coremltools writes a vector of zeros for symmetric scales.
+    Equal zero points become a constant of the layout, because coremltools writes a vector of zeros for symmetric
+    scales.
     """
     if graph.param(operation, key) is None:
         return {}, NO_ZERO
@@ -152,7 +152,7 @@ def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: S
 
 
 def _common_zero_point(data: bytes, slot: Slot, type: MilType) -> int | None:
-    """Return the value of all zero points in ``data`` if they are equal and in the range of the codes; else None."""
+    """Return the common value of all zero points in ``data`` if it is in the range of the codes; else None."""
     numbers = to_numbers(data, slot.type, slot.count, "f32")
     first = float(numbers[0]) if numbers.size else 0.0
     lowest = -(1 << (type.bits - 1)) if type.signed else 0
@@ -198,9 +198,7 @@ def _lut_ios16(graph: Graph, operation: Operation) -> ConstantTensor:
 def _codebooks(
     graph: Graph, operation: Operation, type: MilType, shape: Shape
 ) -> tuple[dict[str, Slot], PaletteLayout, MilType]:
-    """Return the palettes that ``operation`` applies to indices of ``type`` and ``shape``: parts, layout,
-    element type.
-    """
+    """Return parts, layout and element type of the palettes that ``operation`` applies to indices."""
     expect(operation, not type.signed and type.bits in LUT_BITS, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
     lut, scales, out = _codebook(graph, operation)
     dtype = float_type(out, "a palette")
@@ -221,10 +219,10 @@ def _codebooks(
 
 
 def _codebook(graph: Graph, operation: Operation) -> tuple[Slot, Slot | None, MilType]:
-    """Return the slot of an operation's palettes, the slot of their scales or None, and the type of the decoded values.
+    """Return the slot of an operation's palettes, the slot of their scales or None, and the type of decoded values.
 
-    If another operation scales the palettes, with one scale for each, parts are the package's own numbers. If a program
-    computes the palettes in another way, the part contains the computed values.
+    If a scaling operation has one scale per palette, the parts are the numbers in the package. If the program computes
+    the palettes in another way, the part contains the computed values.
     """
     table = graph.param(operation, "lut")
     if not isinstance(table, tuple):
@@ -253,7 +251,7 @@ def _scaled_codebook(graph: Graph, operation: Operation, index: int) -> tuple[Sl
 
 
 def sparse_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
-    """Return the tensor that a bit mask and the values at its set bits represent.
+    """Return the tensor that consists of a bit mask and the values at its set bits.
 
     The values may be the output of another operation.
     """
@@ -277,7 +275,7 @@ def sparse_to_dense(graph: Graph, operation: Operation) -> ConstantTensor:
 def _sparse_chain(graph: Graph, operation: Operation, inner: Operation) -> ConstantTensor:
     """Return a pruned tensor whose nonzero values are palette indices, or affine codes with scales.
 
-    ``inner`` decodes the nonzero values, and ``operation`` then places them in the dense shape.
+    ``inner`` decodes the nonzero values; ``operation`` puts them into the dense shape.
     """
     if inner.type == "constexpr_lut_to_sparse":
         mask = graph.slot(inner, "indices_mask", "u8")
@@ -319,9 +317,7 @@ def _check_mask(operation: Operation, mask: Slot, nonzeros: Slot, shape: Shape) 
 
 
 def _packed(graph: Graph, operation: Operation, slot: Slot, count: int, bits: int) -> None:
-    """Raise an error unless a slot is a bit stream of ``count`` numbers in bytes, with zeros as padding of the last
-    byte.
-    """
+    """Raise an error if a slot is no bit stream of ``count`` numbers in bytes, padded with zeros in the last byte."""
     expected = (count * bits + 7) // 8
     expect(operation, slot.type is BY_NAME["uint8"] and slot.dims == (expected,), f"{expected} bytes", list(slot.dims))
     graph.check_last(slot, -count * bits % 8)

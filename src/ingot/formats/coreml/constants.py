@@ -1,8 +1,8 @@
-"""Search for the constants of a program, and the tensors that they represent (spec/coreml.md, "Operations").
+"""Find the constants of a program, and the tensors that they form (spec/coreml.md, "Operations").
 
-A constant is a ``const`` that contains an array, or a ``constexpr_*`` operation: iOS 16 declares its parameters as
-attributes, iOS 18 as inputs. Operations that feed each other represent one tensor: packed if a codec has a layout for
-them, else the computed values. Every other stored array of the program is listed as unread.
+A constant is a ``const`` with an array, or a ``constexpr_*`` operation: iOS 16 declares its parameters as attributes,
+iOS 18 as inputs. Operations that feed each other form one tensor: packed if a codec has a layout for them, else with
+the computed values. Other stored arrays of the program are listed as unread.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ingot.formats.coreml.weights import Weights
 
 @dataclass(slots=True)
 class Constants:
-    """The result of the search: the tensors of a program, and the reasons why other constants are not read, by name.
+    """The tensors of a program, and by name the reasons why other constants are not read.
 
-    ``covered`` are the values (by ``id``) and the blobs of tensors, and of constants that are listed as unread.
+    ``covered`` are the values (by ``id``) and blobs that belong to tensors or to constants listed as unread.
     """
 
     sites: list[Site] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Constants:
         return unique
 
     def cover(self, value: Value) -> None:
-        """Record that a value belongs to a tensor, or to a constant that is listed as unread."""
+        """Record that a value belongs to a tensor, or to a constant listed as unread."""
         self.covered.add(id(value))
         if value.blob is not None:
             self.covered.add((value.blob.file, value.blob.offset))
@@ -56,9 +56,9 @@ class Constants:
 
 
 def find_sites(program: Program, weights: Weights) -> tuple[list[Site], dict[str, str]]:
-    """Return the tensors of a program in the order of their blobs, and by name why other constants are not read.
+    """Return the tensors of a program in the order of their blobs, and why other constants are not read, by name.
 
-    Names are those of the operations' outputs, or ``function/output`` in a program with several functions. If separate
+    Names are those of the operations' outputs, or ``function/output`` if there are several functions. If separate
     blocks use the same name, ``~2`` and so on are appended in the program's order.
 
     Raises ``FormatError`` with the rules of ``Graph``, ``BlobFile`` and of contradicting operations.
@@ -70,9 +70,7 @@ def find_sites(program: Program, weights: Weights) -> tuple[list[Site], dict[str
     _list_unread(result, program)
     shared = {id(operation) for site in result.sites for operation in site.shared}
     sites = [replace(site, feeds=True) if id(site.last) in shared else site for site in result.sites]
-    sites.sort(
-        key=lambda site: site.first_offset
-    )  # the sort is stable: tensors with shared blobs keep the program's order
+    sites.sort(key=lambda site: site.first_offset)  # a stable sort: tensors with shared blobs keep the program's order
     return sites, result.unread
 
 
@@ -96,9 +94,9 @@ def _read_function(result: Constants, program: Program, function: str, weights: 
 
 
 def _read_constant(result: Constants, graph: Graph, operation: Operation, prefix: str, *, feeds: bool) -> None:
-    """Add to ``result`` the tensor of an operation, or the reason why the operation is not a tensor.
+    """Add the tensor of an operation to ``result``, or the reason why the operation is no tensor.
 
-    An operation that only feeds other constants (``feeds``) is checked, but not added.
+    An operation that only feeds other constants (``feeds``) is checked but not added.
     """
     if feeds and operation.type == "const":
         return

@@ -1,4 +1,4 @@
-"""Constants that a program computes from other constants: their type and shape, and their values.
+"""Constants that a program computes from other constants: types, shapes and values.
 
 The values equal those of coremltools' ``decompress_weights`` bit for bit. An expression is built and checked when a
 package is opened; its numbers are read and computed on access.
@@ -20,7 +20,7 @@ from ingot.formats.coreml.weights import Shape, to_numbers
 from ingot.model.tensor import Array
 
 MAX_DEPTH = 8
-"""Maximum number of operations that feed each other in one constant."""
+"""Maximum length of a chain of operations that compute one constant."""
 _COMPUTED = ("fp16", "fp32")
 _CODES = (*_COMPUTED, "int4", "uint4", "int8", "uint8")
 _INDICES = ("uint1", "uint2", "uint3", "uint4", "uint6", "uint8")
@@ -28,7 +28,7 @@ _ALL_BITS = {1, 2, 4, 6, 8}
 
 
 def expression_of(graph: Graph, operation: Operation, index: int = 0, depth: int = 0) -> Expression:
-    """Return an output of an operation as an expression; checks types and shapes, but reads no weights.
+    """Return the expression for an output of an operation; types and shapes are checked, no weights are read.
 
     Raises ``FormatError`` ``coreml.operation``, ``coreml.reference``; ``LeftError`` if the operation, or an operation
     that feeds it, is unknown.
@@ -44,7 +44,7 @@ def expression_of(graph: Graph, operation: Operation, index: int = 0, depth: int
 
 
 def _build(graph: Graph, operation: Operation, depth: int) -> tuple[Expression, ...] | LeftError:
-    """Return the outputs of an operation, or the reason why they cannot be computed."""
+    """Return the expressions for the outputs of an operation, or the reason why they cannot be computed."""
     build = _BUILDERS.get(operation.type)
     if build is None:
         return LeftError(f"Ingot does not support {operation.type}")
@@ -144,7 +144,7 @@ def _affine(params: _Params) -> tuple[Expression, ...]:
 
 
 def _shift_scale(params: _Params, dims: Shape) -> dict[str, Expression]:
-    """Return the parameters ``scale`` and, if there is one, ``offset``, checked against data of shape ``dims``."""
+    """Return the parameter ``scale`` and, if it exists, ``offset``, checked against data of shape ``dims``."""
     operands = {"scale": params.get("scale", _COMPUTED)}
     if params.has("offset"):
         operands["offset"] = params.get("offset", _CODES)
@@ -159,7 +159,7 @@ def _shift_scale(params: _Params, dims: Shape) -> dict[str, Expression]:
 
 
 def shift_and_scale(data: Array, scale: Array, offset: Array | None = None) -> Array:
-    """Return ``scale * (data - offset)`` in the type of the scales, with every scale repeated over its block."""
+    """Return ``scale * (data - offset)`` in the type of the scales; each scale applies to a block."""
     result = data.astype(scale.dtype)
     if offset is not None:
         result = result - _repeat(offset, data.shape)
@@ -181,9 +181,7 @@ def _blockwise(params: _Params) -> tuple[Expression, ...]:
 
 
 def _lookup(params: _Params, key: str, dims: Shape, type: MilType) -> tuple[Expression, int, int]:
-    """Return the palettes for indices of shape ``dims``, the number of values per entry, and the axis of these
-    values.
-    """
+    """Return the palettes for indices of shape ``dims``, the number of values per entry, and the values' axis."""
     params.require(type.name in _INDICES, "indices of 1, 2, 3, 4, 6 or 8 bits", type.name)
     lut = params.get(key, _CODES)
     groups, entries = lut.dims[:-2], lut.dims[-2:]
@@ -199,7 +197,7 @@ def _lookup(params: _Params, key: str, dims: Shape, type: MilType) -> tuple[Expr
 
 
 def look_up(indices: Array, lut: Array, axis: int) -> Array:
-    """Return the entries of the palettes at ``indices``; the values of an entry are consecutive along ``axis``."""
+    """Return the palette entries at ``indices``; the values of an entry are consecutive along ``axis``."""
     positions = np.ogrid[tuple(slice(size) for size in indices.shape)]
     groups = [
         position // max(1, size // count)
@@ -251,7 +249,7 @@ def _lut_ios16(params: _Params) -> tuple[Expression, ...]:
 
 
 def _scatter(params: _Params, values: Array, mask: Array) -> Array:
-    """Return an array with ``values`` at the positions where ``mask`` is not 0, in order, and zeros elsewhere."""
+    """Return an array with ``values``, in order, at the positions where ``mask`` is not 0, and zeros elsewhere."""
     chosen = mask != 0
     params.require(int(chosen.sum()) == values.size, f"a mask with {values.size} bits set", int(chosen.sum()))
     result = np.zeros(mask.shape, values.dtype)
@@ -290,7 +288,7 @@ def _sparse_outputs(
     compute: Callable[..., tuple[Array, Array]],
     vector: tuple[int, int] = (0, 1),
 ) -> tuple[Expression, ...]:
-    """Return the two outputs of an operation on sparse data: the mask, and the values at its set positions."""
+    """Return the two outputs of an operation on sparse data: the mask, and the values at its set bits."""
     mask = operands["mask"]
     nonzeros = operands["values"]
     params.require(len(nonzeros.dims) == 1, "kept values in one dimension", list(nonzeros.dims))

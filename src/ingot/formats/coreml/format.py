@@ -1,4 +1,4 @@
-"""The format of Core ML packages (``.mlpackage``): which tensors they can store, and their reader and writer."""
+"""The format of Core ML packages (``.mlpackage``): supported tensors, reader and writer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CoremlFormat(Format):
     Parameters
     ----------
     template : Template, optional
-        The package whose program tensors are written into, if there is one: ``why_unsupported`` then checks names,
-        shapes and operations. ``for_attachments`` returns a format with a template.
+        The package whose program is filled with tensors; names, shapes and operations are then checked.
+        ``for_attachments`` returns a format with a template.
     """
 
     name = "coreml"
@@ -50,11 +50,11 @@ class CoremlFormat(Format):
         return name == MANIFEST
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return the manifest, if the folder ``Data`` is next to it."""
+        """Return the manifest's name if the folder ``Data`` is next to the manifest, else None."""
         return MANIFEST if MANIFEST in names and f"{DATA}/" in names else None
 
     def has_sentinel(self, store: Store) -> bool:
-        """Return whether the manifest names a root model: a package has no other sentinel."""
+        """Return whether the manifest names a root model, because a package has no other sentinel."""
         source = store.open(MANIFEST)
         try:
             parse_manifest(bytes(source.view(0, min(source.size, MAX_MANIFEST))), MANIFEST)
@@ -69,7 +69,7 @@ class CoremlFormat(Format):
         return CoremlFormat(template_of(attachments))
 
     def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why the template, or without a template any package, cannot store the tensor; None if it can."""
+        """Return why the template, or any package if there is none, cannot store the tensor; None if it can."""
         if self._template is not None:
             return why_unsupported(self._template, self._sites.get(spec.name), spec)
         try:
@@ -84,15 +84,15 @@ class CoremlFormat(Format):
         return FEEDS if site is not None and site.feeds else None
 
     def has_constant(self, name: str) -> bool:
-        """Return whether an array is in the program itself; its values stay if none are written."""
+        """Return whether an array is in the program itself; if no values are written for it, it keeps its values."""
         site = self._sites.get(name)
         return site is not None and site.inline
 
     def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Return the element type of a tensor whose values are in the program, not in a weight file; None for other
-        tensors.
+        """Return the element type that a tensor must have because its values are in the program, not in a weight file;
+        else None.
 
-        No recipe changes this type.
+        A recipe cannot change this type.
         """
         site = self._sites.get(name)
         return site.dtype if site is not None and site.inline else None
@@ -110,11 +110,11 @@ class CoremlFormat(Format):
         return read_package(store)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return no metadata: the program has its own."""
+        """Return an empty mapping, because the program has its own metadata."""
         return {}
 
     def file_name(self, stem: str) -> str:
-        """Return the manifest's name, which does not depend on the package's."""
+        """Return the name of the manifest, which is the same in all packages."""
         return MANIFEST
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
@@ -122,5 +122,5 @@ class CoremlFormat(Format):
         return package_size(artifact)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> CoremlWriter:
-        """Return a writer into the attached program; raises the errors of ``CoremlWriter``."""
+        """Return a writer that fills the attached program; raises the errors of ``CoremlWriter``."""
         return CoremlWriter(target, artifact)

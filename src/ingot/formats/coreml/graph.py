@@ -1,4 +1,4 @@
-"""Queries of a program: the operation that defines a name, and the numbers of a parameter."""
+"""Queries of a program: which operation defines a name, and the numbers of a parameter."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ingot.formats.coreml.types import MilType
 from ingot.formats.coreml.values import Value
 from ingot.formats.coreml.weights import Shape, Weights
 
-# Maximum number of zero points that are read when a package is opened, to check whether all are equal.
+# maximum number of zero points to read when a package is opened, to check whether all are equal
 SMALL = 1 << 16
 MAX_FEEDERS = 64
 """Maximum number of constants from which one constant is computed."""
 
 
 class Graph:
-    """The operations of one function, which finds the operations that compute a parameter.
+    """The operations of one function, by the names of their outputs.
 
-    ``expressions`` caches by operation the computed outputs, or the reason why they cannot be computed; see
+    ``expressions`` caches the computed outputs of each operation, or the reason why they cannot be computed; see
     ``expression_of``.
     """
 
@@ -41,15 +41,15 @@ class Graph:
         }
 
     def add(self, operation: Operation) -> None:
-        """Make an operation's outputs available to later operations."""
+        """Register an operation's outputs for later operations."""
         for index, output in enumerate(operation.outputs):
             self._operations[id(operation.block), output.name] = (operation, index)
 
     def _find(self, operation: Operation, name: str) -> tuple[Operation, int] | None:
-        """Return the earlier operation that defines a name, in the operation's block or an outer block.
+        """Return the earlier operation that defines a name, in the same block or an outer one, and the output's index.
 
-        Return None if something else, such as an input of the model, defines the name. Raises ``FormatError``
-        ``coreml.reference`` if only a later operation or nothing defines the name.
+        Return None if the name is defined otherwise, for example as an input of the model. Raises ``FormatError``
+        ``coreml.reference`` if it is defined only later or not at all.
         """
         later = False
         block: Node | None = operation.block
@@ -87,7 +87,7 @@ class Graph:
         return sorted(feeders.values(), key=lambda item: item.node.tag)
 
     def exclusive(self, operation: Operation, chain: Sequence[Operation]) -> list[Operation]:
-        """Return the constants of ``chain`` that feed nothing but ``operation``, directly or through others."""
+        """Return the constants of ``chain`` that feed only ``operation``, directly or through other constants."""
         chosen = list(chain)
         while True:
             counts = Counter(
@@ -103,12 +103,10 @@ class Graph:
             chosen = fewer
 
     def param(self, operation: Operation, key: str) -> Value | tuple[Operation, int] | None:
-        """Return a parameter of ``operation``: a value, or the earlier operation that computes it with the index of its
+        """Return a parameter of ``operation``: a value, or the earlier operation that computes it and the index of its
         output.
 
-        None if the parameter is absent. The output of a ``const`` is its value.
-
-        The output of a ``const`` is its value.
+        None if the parameter is absent. The output of a ``const`` is returned as its value.
 
         Raises ``FormatError`` ``coreml.reference``: no earlier operation defines the name; ``LeftError``: its source is
         not constant.
@@ -125,7 +123,7 @@ class Graph:
         return constant if isinstance(constant, Value) else source
 
     def value(self, operation: Operation, key: str) -> Value:
-        """Return a parameter that must be stored numbers.
+        """Return a parameter that must consist of stored numbers.
 
         Raises ``FormatError`` ``coreml.operation`` if it is missing, ``LeftError`` if another operation computes it.
         """
@@ -140,7 +138,7 @@ class Graph:
         return param
 
     def slot(self, operation: Operation, key: str, dtype: str | None = None) -> Slot:
-        """Return a parameter's numbers as a part of bytes of ``dtype``, by default of its own type.
+        """Return a parameter's numbers as a slot whose part has type ``dtype``, by default the parameter's type.
 
         Raises the errors of ``value``.
         """
@@ -208,7 +206,7 @@ def is_same_blob(first: Value, second: Value) -> bool:
 
 
 def check_output(operation: Operation, index: int, dtype: MilType, shape: Shape) -> None:
-    """Compare an operation's declared output with the type and shape that its parameters imply."""
+    """Compare an operation's declared output with the type and shape that follow from its parameters."""
     expect(operation, index < len(operation.outputs), "an output", "none")
     output = operation.outputs[index]
     expect(

@@ -1,4 +1,4 @@
-"""A package of one linear or convolution layer, without values: the template into which a weight is written."""
+"""A package of one linear or convolution layer, without values: a template for a weight."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The offsets in the weight files of a package to be written; they follow from the specs alone.
+"""The offsets in the weight files of a package to write; they follow from the specs.
 
 Numbers keep the order of the package that provides the program, so that a package with unchanged tensors stays the
-same. Arrays of fewer than ten elements are in the program itself, like coremltools writes them.
+same. Arrays of fewer than ten elements are in the program, as coremltools writes them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ Key = tuple[int, str]
 
 @dataclass(slots=True)
 class Entry:
-    """An array of a tensor in the package to be written, and its location.
+    """An array of a tensor in the package to write, and its location.
 
     ``key`` is the index of the operation (-1 for an unchanged operation) and the key of the parameter. ``values`` are
-    the references to the array in an unchanged operation. ``offset`` is the offset of the array's metadata. It is None
-    if the array is in the program; then ``data`` is the array's content. ``copied`` is a blob that belongs to an
-    unchanged operation but is not a part. ``share`` identifies arrays that were the same blob and may share a blob
-    again; ``reused`` is true if this array has the offset of another array of the same blob. ``fixed`` is set for a
-    part that is not written, because its numbers stay unchanged.
+    the references to the array in an unchanged operation. ``offset`` is that of the array's metadata; None if the array
+    is in the program, and then ``data`` are its contents. ``copied`` is a blob of an unchanged operation that is not a
+    part. ``share`` identifies arrays that were one blob and may share a blob again; ``reused`` is true if this array
+    uses the offset of another. ``fixed`` is set for a part that is not written, because its numbers do not change.
     """
 
     key: Key
@@ -61,7 +60,7 @@ class Entry:
 class TensorPlan:
     """The plan for writing a tensor into the program.
 
-    ``operations`` replace the operations of ``site``; if empty, the operations of ``site`` stay.
+    ``operations`` replace the operations of ``site``; if empty, those stay.
     """
 
     site: Site
@@ -80,7 +79,7 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class OtherBlob:
-    """A blob that belongs to no tensor; it is copied unchanged from offset ``old`` to offset ``new``."""
+    """A blob that belongs to no tensor, which is copied from offset ``old`` to offset ``new``."""
 
     file: str
     old: int
@@ -91,13 +90,13 @@ class OtherBlob:
 
 @dataclass(slots=True)
 class FileEnd:
-    """The position at which the next blob is placed in a weight file, and the number of blobs before it."""
+    """The end of a weight file: the next free position, and the number of blobs before it."""
 
     end: int = HEADER
     count: int = 0
 
     def take(self, nbytes: int) -> int:
-        """Place a blob of ``nbytes`` after all others; return the offset of its metadata."""
+        """Reserve space for a blob of ``nbytes`` at the end; return the offset of its metadata."""
         offset = align(self.end)
         self.end = offset + METADATA + nbytes
         self.count += 1
@@ -105,7 +104,7 @@ class FileEnd:
 
 
 def opset_number(template: Template, site: Site) -> int:
-    """Return the number N of the opset ``CoreMLN`` that the tensor's function declares; 0 for another opset."""
+    """Return N if the tensor's function declares the opset ``CoreMLN``; 0 for another opset."""
     text = template.program.opsets.get(site.last.function, "").removeprefix("CoreML")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
 
@@ -124,7 +123,7 @@ def why_unsupported(template: Template, site: Site | None, spec: TensorSpec) -> 
 
 
 def _opset_reason(opset: int, spec: TensorSpec) -> str | None:
-    """Return why an opset has no operations for a tensor; None if it has suitable operations."""
+    """Return why an opset has no operations for a tensor; None if it has some."""
     if opset < IOS16 and spec.codec != DenseLayout.codec:
         return f"opset CoreML{opset} has no compressed constants; convert the model for iOS 16 or later"
     try:
@@ -147,8 +146,8 @@ class Layout:
     """The offsets of all numbers, assigned tensor by tensor.
 
     Raises ``UnsupportedError``: ``coreml.tensor``, a tensor that the program cannot contain; ``coreml.tensor-missing``,
-    a constant of the program without a tensor; ``coreml.reference-unknown``, unknown references to weights, which could
-    not be updated.
+    a constant of the program without a tensor; ``coreml.reference-unknown``, references to weights that cannot be
+    updated.
     """
 
     def __init__(self, template: Template, specs: Sequence[TensorSpec]) -> None:
@@ -174,7 +173,7 @@ class Layout:
         self._waiting = self._left_of(specs)
 
     def _unused(self, specs: Sequence[TensorSpec]) -> list[Operation]:
-        """Return the operations of which only replaced tensors made use, so that they must be removed."""
+        """Return the operations that only replaced tensors used, and that must therefore be removed."""
         replaced = [site for spec in specs if not is_kept(site := self.sites[spec.name], spec)]
         changed = {id(site) for site in replaced}
         stays = {id(site.last) for site in self.sites.values()}
@@ -204,7 +203,7 @@ class Layout:
                 del chosen[key]
 
     def _left_of(self, specs: Sequence[TensorSpec]) -> list[tuple[str, int]]:
-        """Return the file and offset of each blob that belongs to no tensor, in file order."""
+        """Return file and offset of each blob that belongs to no tensor, in file order."""
         covered = {id(value) for operation in self.unused for value in operation.values}
         for spec in specs:
             covered |= {id(value) for operation in self.sites[spec.name].operations for value in operation.values}
@@ -216,8 +215,7 @@ class Layout:
         return sorted(remaining)
 
     def place_other_blobs(self, file: str | None = None, before: int = 0) -> list[OtherBlob]:
-        """Assign offsets to the other blobs that preceded an offset in a file; without a file, to all remaining
-        blobs."""
+        """Assign offsets to the other blobs before an offset of a file; without a file, to all remaining ones."""
         now = [blob_key for blob_key in self._waiting if file is None or (blob_key[0] == file and blob_key[1] < before)]
         self._waiting = [blob_key for blob_key in self._waiting if blob_key not in set(now)] if now else self._waiting
         placed = []
@@ -248,8 +246,9 @@ class Layout:
         return TensorPlan(site, spec, file, operations, entries)
 
     def _unchanged_entries(self, site: Site) -> list[Entry]:
-        """Return an unchanged tensor's arrays in the order of their blobs, including blobs of its operations that
-        are no part."""
+        """Return an unchanged tensor's arrays in the order of their blobs, including blobs of its operations that are
+        no parts.
+        """
         entries: list[tuple[int, Entry]] = []
         part_values: set[int] = set()
         for role, slot in site.slots.items():
@@ -273,8 +272,7 @@ class Layout:
         return [entry for _, entry in sorted(entries, key=lambda item: item[0])]
 
     def assign_offsets(self, plan: TensorPlan) -> None:
-        """Assign offsets to a tensor after all others; arrays that shared a blob share it again if their sizes are
-        equal."""
+        """Assign the next offsets to a tensor; arrays that shared a blob share it again if their sizes are equal."""
         for entry in plan.entries:
             if entry.inline or entry.fixed is not None:
                 continue
@@ -290,7 +288,7 @@ class Layout:
         self.remember(plan)
 
     def part(self, plan: TensorPlan, entry: Entry) -> None:
-        """Assign a separate offset to an array whose content differs from the content of the shared blob."""
+        """Assign a separate offset to an array whose contents differ from those of the shared blob."""
         entry.offset = self.files[plan.file].take(entry.nbytes)
         entry.reused = False
 
@@ -306,9 +304,9 @@ def _shared(blob: BlobRef | None) -> tuple[object, ...]:
 
 
 def require_known_references(template: Template) -> None:
-    """Raise an error for a program with references to weight files at unknown positions.
+    """Raise an error if a program has references to weight files at positions that Ingot does not know.
 
-    Offsets change when weights are written again; a reference that is not updated would refer to other numbers.
+    Offsets change when weights are written, and a reference that is not updated would mean other numbers.
     """
     prefix = b"@model_path/"
     references = sum(1 for value in template.program.values() if value.blob is not None)

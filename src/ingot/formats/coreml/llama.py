@@ -1,7 +1,9 @@
-"""A Llama as an ML program: logits of every position of a window, all weights as tensors (``spec/coreml.md``).
+"""A Llama as an ML program that computes logits for every position of a window.
 
-The arithmetic is that of ``ingot.demo.llama``, in fp16, except where squares would overflow: the root mean square of x
-is the standard deviation of [x, -x], whose mean is 0, so the program contains no square.
+All weights are tensors (``spec/coreml.md``).
+
+The arithmetic is that of ``ingot.demo.llama`` in fp16, without squares, which could overflow: the root mean square of x
+is the standard deviation of [x, -x], whose mean is 0.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _MASKED = 30000.0  # below every score; in fp16, and exp(-30000) is 0
 
 
 def constant_name(tensor: str) -> str:
-    """Return the name of a tensor's constant: an identifier, in the form that converters create."""
+    """Return the name of a tensor's constant, an identifier as converters create it."""
     return tensor.replace(".", "_")
 
 
@@ -70,7 +72,7 @@ class _Llama:
         return self._builder.constant(name, np.array(shape, np.int32))
 
     def _turns(self) -> tuple[str, str]:
-        """Return cosines and sines of the rotary positions, [context, head_dim / 2]; angles are computed in float64."""
+        """Return cosines and sines of the rotary positions, [context, head_dim / 2]; angles are computed in f64."""
         config = self._config
         frequency = config.rope_theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
         angle = np.outer(np.arange(self._context, dtype=np.float64), frequency)
@@ -79,8 +81,7 @@ class _Llama:
         return self._builder.constant("rope_cos", cos), self._builder.constant("rope_sin", sin)
 
     def _future(self) -> str:
-        """Return the attention mask, [context, context]: 0 for visible positions, a large negative number for
-        others."""
+        """Return the attention mask, [context, context]: 0 for visible positions, else a large negative number."""
         builder = self._builder
         square = (self._context, self._context)
         positions = np.arange(self._context, dtype=np.int32)
@@ -135,8 +136,7 @@ class _Llama:
         return self._builder.add("concat", name, inputs, shape)
 
     def _attention(self, x: str, prefix: str) -> str:
-        """Return attention like ``demo.llama.attention``: query heads that share a key are multiplied in one
-        product."""
+        """Return attention as ``demo.llama.attention`` does; query heads that share a key are multiplied together."""
         config = self._config
         builder = self._builder
         seq = self._context
@@ -192,7 +192,7 @@ class _Llama:
         return self._builder.add("reshape", name, {"x": x, "shape": self._shape(f"{name}_shape", shape)}, shape)
 
     def _transpose(self, name: str, x: str, shape: tuple[int, ...]) -> str:
-        """Exchange heads and positions; ``shape`` is the shape of the result."""
+        """Exchange heads and positions; ``shape`` is that of the result."""
         return self._builder.add("transpose", name, {"x": x, "perm": self._shape(f"{name}_perm", (0, 2, 1, 3))}, shape)
 
     def _matmul(self, name: str, x: str, y: str, shape: tuple[int, ...], *, turned: bool) -> str:

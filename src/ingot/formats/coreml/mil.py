@@ -1,4 +1,4 @@
-"""The program of a model: functions, blocks and operations, reduced to what concerns constants.
+"""The program of a model: functions, blocks and operations, as far as they concern constants.
 
 Source: ``Model.proto`` and ``MIL.proto`` of coremltools. A program is a list of operations per block. An operation has
 a type, named inputs (values, or names of earlier outputs), named outputs and attributes.
@@ -16,7 +16,7 @@ from ingot.formats.coreml.values import Value, parse_type, parse_value
 
 _SPECIFICATION = 1
 _PROGRAM = 502
-# Other model types, by their field in Model.proto.
+# other model types, by their field in Model.proto
 _OTHERS = {200: "a pipeline classifier", 201: "a pipeline regressor", 202: "a pipeline", 500: "a neural network"}
 _OTHERS |= {303: "a neural network regressor", 403: "a neural network classifier"}
 
@@ -49,8 +49,8 @@ class Operation:
     """An operation of a MIL program.
 
     ``inputs`` and ``attributes`` map each key to a constant value, to the name of an earlier output, or to None for
-    anything else (a list). ``node`` is the operation's message. ``fields`` are the message's fields for inputs and
-    attributes, each with its key. ``block`` is the message of the block that contains the operation.
+    other contents (a list). ``node`` is the operation's message. ``fields`` are the fields of this message for inputs
+    and attributes, with their keys. ``block`` is the message of the block that contains the operation.
     """
 
     type: str
@@ -64,7 +64,7 @@ class Operation:
 
     @property
     def values(self) -> Iterator[Value]:
-        """Yield the values among the parameters."""
+        """Yield the constant values among the parameters."""
         for param in (*self.inputs.values(), *self.attributes.values()):
             if isinstance(param, Value):
                 yield param
@@ -84,9 +84,9 @@ class Operation:
 class Program:
     """The operations and values of an ML program, and the names that it defines and uses.
 
-    ``operations`` are the operations of every block in order. ``uses`` is, by function, the number of uses of each
-    name, and ``defined`` the set of defined names. ``active`` are, by function, the operations of the specialization
-    that the function runs. ``stray`` are values outside of operations.
+    ``operations`` are the operations of all blocks in order. By function, ``uses`` is the number of uses of each name,
+    ``defined`` the set of defined names, and ``active`` the operations of the specialization that runs. ``stray`` are
+    values outside of operations.
     """
 
     root: Node
@@ -106,7 +106,7 @@ class Program:
 
 
 def parse_model(data: bytes, location: str) -> Program:
-    """Return the program of the bytes of ``model.mlmodel``.
+    """Parse ``model.mlmodel`` into its program.
 
     Raises
     ------
@@ -199,9 +199,9 @@ def _operation(program: Program, block: Node, node: Node, function: str, visible
 
 
 def _param(program: Program, node: Node | None, number: int, uses: Counter[str]) -> Param:
-    """Return an attribute's value, or what an input is bound to: a value, a name, or None for several.
+    """Return the value of an attribute or input: a constant, a name, or None for several bindings.
 
-    The values of an input with several bindings are added to ``Program.stray``.
+    The values of several bindings are added to ``Program.stray``.
     """
     if node is None:
         return None

@@ -41,7 +41,7 @@ class Package:
 
 
 def parse_manifest(data: bytes, location: str) -> Package:
-    """Return the contents of a manifest.
+    """Parse the manifest of a package.
 
     Raises ``FormatError``: ``coreml.manifest``: not JSON, fields missing or of wrong types; ``coreml.manifest-path``: a
     path leaves the package.

@@ -1,4 +1,4 @@
-"""Reader of packages: every part is located and validated; only zero points are read (spec/coreml.md)."""
+"""Reader of packages: parts are located and checked, but only zero points are read (spec/coreml.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_package(store: Store) -> Catalog:
 
 
 def metadata_of(template: Template) -> dict[str, str]:
-    """Return the metadata about the program for containers of other formats."""
+    """Return metadata about the program, for containers of other formats."""
     program = template.program
     opsets = ", ".join(f"{name}: {opset}" for name, opset in program.opsets.items())
     return {"coreml_specification": str(program.specification), "coreml_opsets": opsets}

@@ -1,4 +1,4 @@
-"""A constant of a program: a tensor's codec and parts, and the references to the parts' bytes in the program."""
+"""A constant of a program as a tensor: its codec and parts, and the references to their bytes in the program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BYTES_PER_ELEMENT = 24  # values, indices and what NumPy makes on the way
 
 
 class LeftError(Exception):
-    """The reason why operations do not represent a tensor; the reader lists it. Used only within this package."""
+    """The reason why operations do not form a tensor, which the reader lists. Used only in this package."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,13 +36,13 @@ class Expression:
     value : Value or None
         The stored value; None for a computed value.
     operands : mapping of str to Expression
-        The inputs of the operation by their keys.
+        The inputs of the operation by key.
     compute : callable or None
         Returns the values, given the values of ``operands``.
     location : str
         Location in error messages.
     level : int
-        Number of operations between the stored values and this expression.
+        Number of operations between stored values and this expression.
     """
 
     type: MilType
@@ -55,7 +55,7 @@ class Expression:
 
     @property
     def stored(self) -> int:
-        """The number of bytes of the stored values that this expression is computed from."""
+        """The number of stored bytes from which this expression is computed."""
         return sum(item.type.nbytes(prod(item.dims)) for item in self._parts() if item.value is not None)
 
     @property
@@ -64,7 +64,7 @@ class Expression:
         return sum(_BYTES_PER_ELEMENT * prod(item.dims) for item in self._parts())
 
     def _parts(self) -> Iterable[Expression]:
-        """Return this expression and all expressions that it is computed from, each once."""
+        """Return this expression and all expressions from which it is computed, each once."""
         parts: dict[int, Expression] = {}
         waiting = [self]
         while waiting:
@@ -75,7 +75,7 @@ class Expression:
         return parts.values()
 
     def values(self, weights: Weights, computed: dict[int, Array] | None = None) -> Array:
-        """Return the values; integers of less than a byte as int8 or uint8. ``computed`` caches computed values.
+        """Return the values; integers of less than a byte become int8 or uint8. ``computed`` caches computed values.
 
         Raises ``FormatError`` ``coreml.operation`` if the stored numbers contradict each other.
         """
@@ -106,20 +106,20 @@ def _array_dtype(type: MilType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The numbers of the program from which a part is read, and how they become the part.
+    """The numbers in the program from which a part is read, and their conversion to the part.
 
     Parameters
     ----------
     values : tuple of Value
-        All references to the numbers in the program: empty for computed numbers, more than one only for a mask that is
-        bound twice.
+        All references to the numbers in the program: none for computed numbers, several only for a mask that is bound
+        twice.
     type, dims : MilType, tuple of int
-        Type and shape that the program declares.
+        Type and shape as declared in the program.
     dtype : str
         Storage type of the part.
     spread : tuple of int or None
         If set, the part contains the numbers as ``dtype``, repeated to this shape: zero points, which the affine codec
-        stores as floats, and one scale for several palettes. None if the part's bytes are the stored bytes.
+        stores as floats, and one scale for several palettes. If None, the part's bytes are the stored bytes.
     computed : Expression or None
         The numbers, if the program computes them from others.
     """
@@ -149,7 +149,7 @@ class Slot:
         return self.type.nbytes(self.count) if self.spread is None else prod(self.spread) * DTYPES[self.dtype].bits // 8
 
     def to_part(self, data: bytes) -> bytes:
-        """Return the part's content for ``data``, the content stored in the program or weight file."""
+        """Convert ``data``, the contents in the program or weight file, to the part's contents."""
         if self.spread is None:
             return data
         numbers = to_numbers(data, self.type, self.count, self.dtype).reshape(self.dims)
@@ -161,8 +161,7 @@ class Site:
     """A tensor and the operations that compute it.
 
     The tensor is the output of the last of ``operations``; the other operations feed nothing else. ``shared`` are
-    operations that feed the tensor and something else. ``feeds`` is true if other tensors are computed from this
-    tensor.
+    operations that also feed something else. ``feeds`` is true if other tensors are computed from this one.
     """
 
     name: str
@@ -185,21 +184,21 @@ class Site:
 
     @property
     def first_offset(self) -> tuple[str, int]:
-        """File and offset of the first blob that nothing else uses."""
+        """File and offset of the first blob of the tensor."""
         values = (value for operation in self.operations for value in operation.values)
         return min(((value.blob.file, value.blob.offset) for value in values if value.blob), default=("", 0))
 
     def is_fixed(self, slot: Slot) -> bool:
-        """Return whether a slot's numbers must stay unchanged.
+        """Return whether a slot's numbers must not change.
 
-        This is so if the numbers are computed, or if other constants also use them.
+        They must not if they are computed, or if other constants use them.
         """
         values = {id(value) for operation in self.shared for value in operation.values}
         return slot.computed is not None or any(id(value) in values for value in slot.values)
 
     @property
     def shares(self) -> tuple[tuple[str, str, int], ...]:
-        """Roles, files and offsets of the tensor's blobs; constants for which these are equal are stored once."""
+        """Roles, files and offsets of the tensor's blobs; constants with equal values here are stored once."""
         shared = []
         for role, slot in self.slots.items():
             blob = slot.values[0].blob if slot.values else None

@@ -1,4 +1,4 @@
-"""A package that was read: its files, its program and the tensors in it. A writer uses it as a template."""
+"""A package that was read: its files, its program and its tensors. Writers fill a copy of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot.model.bytesource import ByteSource
 from ingot.model.part import Part
 from ingot.model.store import CachedStore, Store
 
-# The limit of serializers of protocol buffers.
+# the limit of protocol buffer serializers
 MAX_MODEL = (1 << 31) - 1
 _DEEPEST = 8
 
@@ -53,7 +53,7 @@ class Template(Mapping[str, Part]):
 
     @property
     def weight_paths(self) -> dict[str, str]:
-        """The path in the package for each weight file that the program names."""
+        """The path in the package of each weight file that the program names."""
         return {name: self.package.weight_file(name, "") for name in self.weights.files}
 
     @property
@@ -80,9 +80,7 @@ class Template(Mapping[str, Part]):
         return BlobFile(self._files[path].source)
 
     def _check_left(self, value: Value) -> None:
-        """Raise an error unless the blob of a value is inside its file; called for values that belong to no
-        tensor too.
-        """
+        """Raise an error if the blob of a value, even one that belongs to no tensor, is not inside its file."""
         if value.blob is None:
             return
         if value.type is not None and value.dims is not None:
@@ -153,7 +151,7 @@ def _manifest(part: Part) -> bytes:
 
 
 def _files_of(store: Store, item: str, depth: int = 0) -> list[str]:
-    """Return the files of an item: itself, or all files in the folder.
+    """Return the files of an item: the item, or all files in its folder.
 
     Raises ``FormatError`` ``coreml.missing``.
     """

@@ -1,4 +1,4 @@
-"""Element types of MIL: the numbers of ``MIL.proto``'s ``DataType`` and of blob storage, which differ."""
+"""Element types of MIL, with their different numbers in ``MIL.proto``'s ``DataType`` and in blob storage."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class MilType:
     """An element type of MIL, with its two numbers and Ingot's name.
 
-    ``code`` is the number in MIL.proto, ``blob`` the number in blob storage version 2, ``bits`` the size of an element.
-    ``dtype`` is Ingot's name, None for types of less than a byte, which are packed into one stream, low bits first.
+    ``code`` is the number in MIL.proto, ``blob`` that in blob storage version 2, ``bits`` the size of an element.
+    ``dtype`` is Ingot's name; None for types of less than a byte, which are packed into one stream, low bits first.
     ``signed`` applies to integers.
     """
 
@@ -56,9 +56,9 @@ BY_NAME = {row.name: row for row in _TYPES}
 BY_DTYPE = {row.dtype: row for row in _TYPES if row.dtype}
 STRING = 2
 BOOL = MilType("bool", 1, 0, 8, None)
-"""Type of settings of operations; no tensor has this type."""
+"""The type of text settings of operations; tensors never have it."""
 
 
 def integer_type(bits: int, signed: bool) -> MilType | None:
-    """Return the integer type of that width; None if MIL has none."""
+    """Return the integer type of ``bits`` bits; None if MIL has none."""
     return BY_NAME.get(f"{'' if signed else 'u'}int{bits}")

@@ -1,4 +1,4 @@
-"""A MIL value: a type, and numbers in the program or in a weight file."""
+"""MIL values: a type, with numbers in the program or in a weight file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INTS_OF = {"int32", "int16", "uint16"}  # encoded as varints; the other integer
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """The location of a value's numbers: the program's name of a weight file, and the offset of the blob's metadata."""
+    """The location of a value's numbers: name of the weight file in the program, offset of the blob's metadata."""
 
     file: str
     offset: int
@@ -44,7 +44,7 @@ class Value:
     """The value of a parameter or attribute: numbers or text, in the program (``immediate``) or in a weight file
     (``blob``).
 
-    ``dims`` is None unless every size is known, ``type`` None unless the elements are numbers.
+    ``dims`` is None if a size is unknown, ``type`` is None if the elements are no numbers.
     """
 
     node: Node
@@ -96,7 +96,7 @@ class Value:
 
 
 def parse_value(node: Node) -> Value:
-    """Return the contents of a Value message.
+    """Parse a Value message.
 
     Raises ``FormatError``: ``coreml.wire``, ``coreml.repeated-field``, ``coreml.value``.
     """
@@ -114,7 +114,7 @@ def parse_value(node: Node) -> Value:
 
 
 def parse_type(node: Node) -> tuple[int, tuple[int, ...] | None]:
-    """Return the element type's number of a ValueType (0 if it is not a tensor), and the shape if it is known."""
+    """Return the element type's number in a ValueType (0 if it is no tensor), and the shape if it is known."""
     tensor = node.select((_TENSOR_TYPE,))[_TENSOR_TYPE]
     if not tensor:
         return 0, None
@@ -146,7 +146,7 @@ def _blob_ref(node: Node) -> BlobRef:
 
 
 def _numbers(node: Node, type: MilType) -> bytes:
-    """Return the elements of a TensorValue as bytes, from the field for numbers of this type."""
+    """Return the elements of a TensorValue as bytes; ``type`` determines the field to read."""
     field_number = _FLOATS if type.name == "fp32" else _INTS if type.name in _INTS_OF else _RAW
     packed = node.select((field_number,))[field_number]
     if not packed:
@@ -173,7 +173,7 @@ def encode_type(type: MilType, dims: tuple[int, ...]) -> bytes:
 
 
 def encode_immediate(type: MilType, dims: tuple[int, ...], data: bytes) -> bytes:
-    """Return a Value message with its numbers, given in the encoding of a blob."""
+    """Return a Value message with its numbers, which are given in the encoding of a blob."""
     if type.name == "fp32":
         tensor = bytes_field(_FLOATS, bytes_field(1, data))
     elif type.name in _INTS_OF:

@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 class Weights:
-    """The weight files of a package; each is opened at its first use."""
+    """The weight files of a package, opened on first use."""
 
     def __init__(self, open_file: Callable[[str, str], BlobFile]) -> None:
         self._open = open_file
@@ -73,12 +73,12 @@ def to_numbers(data: bytes, type: MilType, count: int, dtype: str) -> Array:
 
 
 def as_file(array: Array) -> bytes:
-    """Return an array's content in the byte order of files."""
+    """Return an array's contents in the byte order of files."""
     return bytes(memory_part(array, dtype_of(array.dtype).name).view())
 
 
 def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Shape, location: str) -> bytes:
-    """Return a part's numbers, [spread] of ``dtype``, in the encoding of a blob of ``type`` and ``dims``.
+    """Convert a part's numbers, [spread] of ``dtype``, to the encoding of a blob of ``type`` and ``dims``.
 
     Raises ``CodecError`` ``coreml.zero-point``.
     """

@@ -30,7 +30,7 @@ from ingot.model.bytesource import Buffer, MemorySource, Sink, Target
 from ingot.model.part import CHUNK, Part
 from ingot.model.spec import TensorSpec
 
-# Attributes of the replaced operation that are dropped; any other (its name, say) is copied to the new operation.
+# attributes of the replaced operation that are dropped; others, such as its name, are copied to the new operation
 _DROPPED_ATTRIBUTES = {
     "val",
     "quantized_data",
@@ -47,7 +47,7 @@ _DROPPED_ATTRIBUTES |= {"source_val", "output_dtype"}
 
 
 def patch_model(layout: Layout, plans: Sequence[TensorPlan]) -> bytes:
-    """Return the bytes of ``model.mlmodel`` with the offsets and operations of ``plans``."""
+    """Return ``model.mlmodel`` with the offsets and operations of ``plans``."""
     program = layout.template.program
     edits = Edits(program.root)
     names = {function: set(defined) for function, defined in program.defined.items()}
@@ -77,7 +77,7 @@ def _keep(edits: Edits, plan: TensorPlan) -> None:
 
 
 def _set_offset(edits: Edits, value: Value, offset: int) -> None:
-    """Add to ``edits`` that a value refers to the blob whose metadata are at ``offset``."""
+    """Add an edit: a value refers to the blob with metadata at ``offset``."""
     ref = value.blob
     assert ref is not None
     if ref.offset == offset:
@@ -87,9 +87,7 @@ def _set_offset(edits: Edits, value: Value, offset: int) -> None:
 
 
 def _replace(edits: Edits, plan: TensorPlan, names: set[str]) -> None:
-    """Add to ``edits`` the operations of ``plan``, which replace the last operation of its site; the others are
-    removed.
-    """
+    """Add edits: the operations of ``plan`` replace the last operation of its site, and the others are removed."""
     old = plan.site.last
     for operation in plan.site.operations[:-1]:
         edits.replace(operation.block, operation.node.tag, operation.node.end, b"")
@@ -110,7 +108,7 @@ def _replace(edits: Edits, plan: TensorPlan, names: set[str]) -> None:
 
 
 def _params(plan: TensorPlan, index: int, outputs: Sequence[Sequence[str]]) -> bytes:
-    """Return the parameters of a new operation: attributes, or inputs that are values or names."""
+    """Return the encoded parameters of a new operation: attributes, or inputs that are values or names."""
     planned = plan.operations[index]
     values = [(item.key, _value(plan, _entry_of(plan, (index, item.key)))) for item in planned.stored]
     values += [
@@ -138,9 +136,7 @@ def _value(plan: TensorPlan, entry: Entry) -> bytes:
 
 
 def _copied_fields(old: Operation) -> bytes:
-    """Return the encoded fields of ``old`` that the operation replacing it keeps: outputs, attributes, unknown
-    fields.
-    """
+    """Return the encoded fields of ``old`` that its replacement keeps: outputs, attributes, unknown fields."""
     data = old.node.data
     return b"".join(
         data[field.tag : field.end]
@@ -150,7 +146,7 @@ def _copied_fields(old: Operation) -> bytes:
 
 
 def _outputs(names: Sequence[str], types: Sequence[tuple[MilType, tuple[int, ...]]]) -> bytes:
-    """Return the encoded outputs, and the attribute ``name``, of a new operation that feeds another one."""
+    """Return the encoded outputs of a new operation that feeds another one, and its attribute ``name``."""
     encoded = b"".join(
         bytes_field(OUTPUTS, bytes_field(1, name) + bytes_field(2, encode_type(type, dims)))
         for name, (type, dims) in zip(names, types, strict=True)
@@ -159,7 +155,7 @@ def _outputs(names: Sequence[str], types: Sequence[tuple[MilType, tuple[int, ...
 
 
 def unique_name(base: str, names: set[str]) -> str:
-    """Return a name that is not among ``names``, and add it."""
+    """Return a name based on ``base`` that is not in ``names``, and add it to them."""
     name = base
     number = 1
     while name in names:
@@ -170,7 +166,7 @@ def unique_name(base: str, names: set[str]) -> str:
 
 
 def template_of(attachments: Attachments) -> Template:
-    """Return the package whose program tensors are written into.
+    """Return the package whose program is filled with tensors.
 
     Raises ``UnsupportedError`` ``coreml.no-program``.
     """
@@ -186,7 +182,7 @@ def template_of(attachments: Attachments) -> Template:
 
 
 def package_size(artifact: Artifact) -> int:
-    """Return the number of bytes of all files of a package, from the specs alone."""
+    """Return the number of bytes of all files of a package, which follows from the specs."""
     specs = artifact.tensors
     template = template_of(artifact.attachments)
     layout = Layout(template, specs)
@@ -206,7 +202,7 @@ def package_size(artifact: Artifact) -> int:
 
 
 class CoremlWriter(FormatWriter):
-    """A writer into the attached program.
+    """A writer that fills the attached program.
 
     Raises the errors of ``template_of`` and ``Layout``.
     """
@@ -227,7 +223,7 @@ class CoremlWriter(FormatWriter):
         self._sinks: dict[str, Sink] = {}
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start the next tensor; other blobs that preceded it are copied now."""
+        """Start the next tensor, after copying other blobs that preceded it."""
         self._order.begin(spec)
         plan = self._layout.plan(spec)
         self._copy_left(*plan.site.first_offset)
@@ -266,7 +262,7 @@ class CoremlWriter(FormatWriter):
             self._last[role] = chunk[-1]
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor and return a record of the offsets of its blobs, and of its numbers in the program."""
+        """Close the tensor; return a record of the offsets of its blobs and of its numbers in the program."""
         name = self._order.end().name
         plan = self._current
         assert plan is not None
@@ -298,7 +294,7 @@ class CoremlWriter(FormatWriter):
         for entry, offset, data in zip(plan.entries, record["offsets"], record["inline"], strict=True):
             entry.offset, entry.data = offset, bytes.fromhex(data)
             if offset is not None:
-                self._describe(plan, entry)  # the record only covers the numbers
+                self._describe(plan, entry)  # the record covers only the numbers
         if plan.file:
             state = self._layout.files[plan.file]
             state.end, state.count = record["end"]
@@ -307,10 +303,10 @@ class CoremlWriter(FormatWriter):
         self._finish_tensor(plan)
 
     def finish(self) -> list[str]:
-        """Complete the weight files, write the program and all other files, and return the names.
+        """Complete the weight files, write the program and all other files, and return their names.
 
-        The written package is then parsed again without reading weights. If it cannot be opened or contains other
-        tensors, an ``IntegrityError`` ``coreml.self-check`` is raised.
+        The written package is parsed again without reading weights. If it cannot be opened, or contains other tensors,
+        ``IntegrityError`` ``coreml.self-check`` is raised.
         """
         self._order.finish()
         self._copy_left()
@@ -332,7 +328,7 @@ class CoremlWriter(FormatWriter):
         return [*files, *(self._path(name) for name in self._layout.files)]
 
     def abort(self) -> None:
-        """Close all files in their present state."""
+        """Close all files in their current state."""
         for sink in self._sinks.values():
             sink.close()
         self._sinks = {}
@@ -355,7 +351,7 @@ class CoremlWriter(FormatWriter):
             )
 
     def _complete(self, plan: TensorPlan, entry: Entry) -> str:
-        """Write the missing data of a tensor's entry: buffered and constant numbers, metadata. Return the CRC-32C."""
+        """Write the missing data of an array: buffered and constant numbers, and metadata; return the CRC-32C."""
         stored = entry.stored
         location = f"{plan.spec.name}: {entry.stored.key}"
         if entry.fixed is not None:
@@ -390,7 +386,7 @@ class CoremlWriter(FormatWriter):
         self._sink(plan.file).write_at(entry.offset, data)
 
     def _require_same(self, role: str, start: int, chunk: memoryview) -> None:
-        """Raise ``UnsupportedError`` unless bytes of a part that must not change equal those that the program
+        """Raise ``UnsupportedError`` if bytes of a part that must not change differ from those that the program
         computes.
         """
         expected = bytearray(chunk.nbytes)
@@ -405,7 +401,7 @@ class CoremlWriter(FormatWriter):
             )
 
     def _put(self, plan: TensorPlan, entry: Entry, start: int, chunk: memoryview) -> None:
-        """Write an array's next bytes; if it reuses another array's offset, only compare them."""
+        """Write the next bytes of an array; if it uses another array's offset, only compare them."""
         assert entry.offset is not None
         sink = self._sink(plan.file)
         position = entry.offset + METADATA
@@ -426,7 +422,7 @@ class CoremlWriter(FormatWriter):
             self._copy(item.file, item.blob.offset, item.new, item.blob.length, item.raw)
 
     def _copy(self, file: str, start: int, offset: int, length: int, raw: bytes) -> str:
-        """Copy a blob of the template's package; return the CRC-32C of its data."""
+        """Copy a blob of the template; return the CRC-32C of its data."""
         source = self._template.weights.files[file].source
         sink = self._sink(file)
         sink.write_at(offset, relocate_metadata(raw, offset))
@@ -461,7 +457,7 @@ def _same(sink: Sink, offset: int, chunk: memoryview) -> bool:
 
 
 class SinkSource:
-    """The written bytes of a sink as a byte source; the sink stays open."""
+    """The written bytes of a sink as a byte source, which does not close the sink."""
 
     mapped = False
 
@@ -482,4 +478,4 @@ class SinkSource:
         return False
 
     def close(self) -> None:
-        """Do nothing: the sink belongs to the writer."""
+        """Do nothing: the writer owns the sink."""

@@ -1,1 +1,1 @@
-"""ONNX models: constants of a graph are read as tensors, and written back into the graph."""
+"""ONNX models, whose constants are read as tensors and written back into the graph."""

@@ -1,4 +1,4 @@
-"""The constants and operators that a graph gets for a tensor, by its name and storage (spec/onnx.md)."""
+"""The constants and operators of a graph for a tensor, from the tensor's name and storage (spec/onnx.md)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PACKED_BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan for writing a tensor into the graph.
+    """The plan for writing a tensor into a graph.
 
-    If ``storage`` is None, the tensor's constants and operators stay unchanged; otherwise others replace them.
-    ``transposed`` is true if the tensor's rows are outputs, which ``MatMulNBits`` needs. ``local`` is the name, within
-    the graph, of the tensor's values, or of the codes that are an input of ``MatMulNBits``.
+    If ``storage`` is None, the tensor's constants and operators do not change; otherwise new ones replace them.
+    ``transposed`` is true if rows are outputs, as ``MatMulNBits`` requires. ``local`` is the name in the graph of the
+    tensor's values, or of the codes for ``MatMulNBits``.
     """
 
     site: Site
@@ -36,10 +36,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A name under which a tensor may be written: its site, and the orientation that the name stands for.
+    """A name under which a tensor may be written, with its site and the orientation that the name implies.
 
-    ``transposed`` is true for the orientation of ``MatMulNBits``. ``local`` is the name within the tensor's graph.
-    ``alternatives`` are the names for the other orientation.
+    ``transposed`` is true for the orientation of ``MatMulNBits``. ``local`` is the name in the tensor's graph.
+    ``alternatives`` are names for the other orientation.
     """
 
     site: Site
@@ -49,7 +49,7 @@ class Named:
 
 
 def original_name(name: str) -> str:
-    """Return the name of a constant before onnxruntime's quantizers, or Ingot, replaced it by codes."""
+    """Return the name that a constant had before onnxruntime's quantizers or Ingot replaced it by codes."""
     return _ADDED.sub("", name) or name
 
 
@@ -57,7 +57,7 @@ def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
     """Return every name under which a tensor may be written.
 
     A matrix of ``MatMul``, [inputs, outputs], can become a matrix of ``MatMulNBits``, [outputs, inputs], and back. The
-    two orientations have different names, so that they cannot be confused.
+    orientations have different names, so that they cannot be confused.
     """
     sites = list(sites)
     named = dict[str, Named]()
@@ -78,7 +78,7 @@ def names_of(model: Model, sites: Iterable[Site]) -> dict[str, Named]:
 
 
 def other_name(named: Named, bits: int = 4) -> str | None:
-    """Return the name that a tensor has in the other orientation; None if the graph cannot contain it.
+    """Return the tensor's name in the other orientation; None if the graph cannot contain it.
 
     ``bits`` are the bits of the codes for ``MatMulNBits``.
     """
@@ -107,14 +107,14 @@ def plan_tensor(model: Model | None, named: Named, spec: TensorSpec) -> Planned:
 
 
 def storage_form(spec: TensorSpec, versions: Versions) -> StorageForm:
-    """Return constants for a tensor that any operator can use; raises ``LeftError``."""
+    """Return the constants in which any operator can use a tensor; raises ``LeftError``."""
     if spec.codec == DenseLayout.codec:
         return dense_form(spec)
     return dequantize_form(spec, versions)
 
 
 def same_storage(site: Site, spec: TensorSpec) -> bool:
-    """Return whether a tensor has the same storage as in the graph."""
+    """Return whether a tensor is stored as in the graph."""
     present = site.spec()
     return (present.shape, present.dtype, present.codec, present.parts, dict(present.params)) == (
         *(spec.shape, spec.dtype, spec.codec, spec.parts),

@@ -1,4 +1,4 @@
-"""The orientation of matrices in a graph, determined by the operators that use them."""
+"""The orientation of matrices in a graph, which follows from the operators that use them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ OUTPUTS: Orientation = "outputs"
 INPUTS: Orientation = "inputs"
 """[inputs, outputs]: a row for each input."""
 EITHER: Orientation = "any"
-"""Neither: a lookup table, or values that are added, which have the same orientation in every checkpoint."""
+"""Neither: a lookup table, or values to add, which have the same orientation in every checkpoint."""
 
 _PRODUCT = ("", "MatMul")
 _GEMM = ("", "Gemm")
 _TRANSPOSE = ("", "Transpose")
 _OPPOSITE: dict[Orientation, Orientation] = {INPUTS: OUTPUTS, OUTPUTS: INPUTS, EITHER: EITHER}
-# Operators of one operand that preserve its axes.
+# operators of one operand that preserve its axes
 _THROUGH = {("", "Cast"), ("", "Identity"), ("", "Slice"), ("", "DequantizeLinear"), ("", "QuantizeLinear")}
 _ELEMENTWISE = {
     ("", type)
@@ -34,15 +34,16 @@ _MAX_STEPS = 64
 
 
 class OrientationFinder:
-    """Determines which dimension of a matrix is inputs, from the operators of a graph that use the matrix."""
+    """A finder of the orientation of matrices, from the operators that use them."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     def find(self, graph: Graph, name: str, rank: int = 2) -> Orientation | None:
-        """Return the orientation of the matrix ``name``; None if an operator does not define it.
+        """Return the orientation of the matrix ``name``; None if no operator defines it.
 
-        A value that is cast, transposed or computed from constants alone is followed to the operators that use it.
+        If the matrix is cast, transposed, or used in computing other constants, the operators that use the result
+        decide.
         """
         orientations = set[Orientation]()
         waiting = [(graph, name, False)]
@@ -80,16 +81,16 @@ class OrientationFinder:
     def _meets_values(self, operator: Operator, index: int) -> bool:
         """Return whether an operand of ``operator`` other than number ``index`` depends on the model's inputs.
 
-        If none does, the result is computed from weights alone.
+        If none does, the result is computed from weights only.
         """
         names = (name for other_index, name in enumerate(operator.inputs) if other_index != index)
         return any((id(operator.graph.owner(name)), name) in self._values for name in names)
 
     @cached_property
     def _values(self) -> set[tuple[int, str]]:
-        """The names, with their graphs, of values that depend on the model's inputs.
+        """The values that depend on the model's inputs, by graph and name.
 
-        One pass suffices, because operators follow the operators that compute their inputs.
+        One pass suffices, because operators follow those that compute their inputs.
         """
         values: set[tuple[int, str]] = set()
         for graph in self._model.graphs:  # inner graphs follow the graph that contains them
@@ -102,7 +103,7 @@ class OrientationFinder:
 
 
 def _transposes(operator: Operator, index: int, rank: int) -> bool | None:
-    """Return whether an operator transposes a matrix; None if its result is something else."""
+    """Return whether an operator transposes a matrix; None if it does something else."""
     if operator.key != _TRANSPOSE:
         return False if (operator.key in _THROUGH and index == 0) or operator.key in _ELEMENTWISE else None
     order = operator.integers("perm") or tuple(reversed(range(rank)))

@@ -1,4 +1,4 @@
-"""The format of ONNX models (``.onnx``): which tensors they can store, and their reader and writer."""
+"""The format of ONNX models (``.onnx``): supported tensors, reader and writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
-# Prefixes of PyTorch's exporters for values that are no parameter of a module, such as a transposed matrix.
+# prefixes in PyTorch's exporters of values that are no module's parameter, such as a transposed matrix
 _EXPORTED = re.compile(r"onnx::|val_[0-9]+$")
 
 
@@ -29,8 +29,8 @@ class OnnxFormat(BySuffix):
     Parameters
     ----------
     template : Template, optional
-        The model whose graph tensors are written into, if there is one: ``why_unsupported`` then checks names, shapes
-        and operators. ``for_attachments`` returns a format with a template.
+        The model whose graph is filled with tensors; names, shapes and operators are then checked. ``for_attachments``
+        returns a format with a template.
     """
 
     name = "onnx"
@@ -48,7 +48,7 @@ class OnnxFormat(BySuffix):
         self._orientations = None if template is None else OrientationFinder(template.model)
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Return whether the suffix fits; protocol buffers have no magic."""
+        """Return whether the suffix is ``.onnx``, because protocol buffers have no magic bytes."""
         return name.lower().endswith(self.suffixes)
 
     def for_attachments(self, attachments: Attachments) -> OnnxFormat:
@@ -56,8 +56,7 @@ class OnnxFormat(BySuffix):
         return OnnxFormat(template_of(attachments))
 
     def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why the template's graph, or without a template any graph, cannot contain the tensor; None if it
-        can."""
+        """Return why the template's graph, or any graph if there is none, cannot contain the tensor; None if it can."""
         if self._template is None:
             return why_unsupported(spec)
         named = self._named.get(spec.name)
@@ -74,21 +73,19 @@ class OnnxFormat(BySuffix):
         return (self._named[name].site.stays or None) if name in self._named else None
 
     def has_constant(self, name: str) -> bool:
-        """Return False: each constant of a graph gets values."""
+        """Return False, because every constant of a graph is written."""
         return False
 
     def local_name(self, name: str) -> str:
-        """Return a tensor's name within its graph, which lacks the path of an inner graph."""
+        """Return a tensor's name within its graph, without the path of an inner graph."""
         return self._named[name].local if name in self._named else name
 
     def declared_dtype(self, name: str) -> str | None:
-        """Return the element type that the graph declares for the tensor ``name``; None if the graph has no such
-        tensor.
-        """
+        """Return the element type that the graph declares for a tensor; None if the graph does not contain it."""
         return self._named[name].site.dtype if name in self._named else None
 
     def turned_name(self, name: str, bits: int) -> str | None:
-        """Return the name of a matrix in the other orientation, with codes of ``bits`` for ``MatMulNBits``.
+        """Return a matrix's name in the other orientation, with codes of ``bits`` bits for ``MatMulNBits``.
 
         None if the graph cannot contain it.
         """
@@ -111,9 +108,9 @@ class OnnxFormat(BySuffix):
         return self._orientations.find(named.site.graph, named.local, len(named.site.shape))
 
     def is_own(self, name: str) -> bool:
-        """Return whether ``name`` is of a form that occurs only in graphs.
+        """Return whether a name can only occur in graphs.
 
-        This holds for exporters' names of computed values, and for quantizers' names of codes.
+        Such names are those of exporters for computed values, and of quantizers for codes.
         """
         local = self.local_name(name)
         return _EXPORTED.match(local) is not None or original_name(local) != local
@@ -127,7 +124,7 @@ class OnnxFormat(BySuffix):
         return read_model(store, name)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return no metadata: the model has its own."""
+        """Return an empty mapping, because the model has its own metadata."""
         return {}
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
@@ -135,5 +132,5 @@ class OnnxFormat(BySuffix):
         return model_size(self.file_name("model"), artifact, options)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> OnnxWriter:
-        """Return a writer into the attached graph; raises the errors of ``OnnxWriter``."""
+        """Return a writer that fills the attached graph; raises the errors of ``OnnxWriter``."""
         return OnnxWriter(target, name, artifact, options)

@@ -1,4 +1,4 @@
-"""Storage of tensors for operators: codes for ``DequantizeLinear``, or for ``MatMulNBits`` in place of a MatMul."""
+"""Storage of tensors as inputs of operators: codes for ``DequantizeLinear`` or ``MatMulNBits``."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _INT = 2
 
 @dataclass(frozen=True, slots=True)
 class NewConstant:
-    """A constant to be written: the suffix of its name, its type, its dimensions, and the source of its numbers.
+    """A constant to write: the suffix of its name, its type and dimensions, and the source of its numbers.
 
-    Its source is the part ``role``, converted if there is a ``conversion``, or a repeated zero point.
+    The source is the part ``role``, converted if ``conversion`` is set, or a repeated zero point.
     """
 
     suffix: str
@@ -64,7 +64,7 @@ class NewConstant:
 
 @dataclass(frozen=True, slots=True)
 class StorageForm:
-    """The constants in which a tensor is stored, and the type and attributes of the operator that takes them.
+    """The constants that store a tensor, and the type and attributes of the operator that uses them.
 
     ``key`` is None for dense values, which need no operator.
     """
@@ -76,7 +76,7 @@ class StorageForm:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The versions of a model: of ONNX's operators, and of the file format."""
+    """The versions of ONNX's operators and of the file format in a model."""
 
     opset: int = _MODERN
     ir: int = _MODERN
@@ -179,7 +179,7 @@ def _affine(spec: TensorSpec) -> AffineLayout:
 
 
 def _grid(shape: Shape, dims: Shape) -> tuple[tuple[tuple[str, int], ...], Shape, int]:
-    """Return the attributes of ``DequantizeLinear`` for scales of shape ``dims``, the written shape, and the least
+    """Return, for scales of shape ``dims``: the attributes of ``DequantizeLinear``, the shape to write, and the lowest
     opset.
     """
     if prod(dims) == 1:

@@ -1,5 +1,6 @@
-"""The parts of a model that concern weights: graphs, their operators and constants, and the uses of names
-(onnx.proto3)."""
+"""The parts of a model that concern weights: graphs, their operators and constants, and where names are used
+(onnx.proto3).
+"""
 
 from __future__ import annotations
 
@@ -104,9 +105,7 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """The name of the operator's first named output, which is unique in its graph; without one, a text with its
-        index.
-        """
+        """The name of the operator's first named output, which is unique in its graph, or a text with its index."""
         return next((name for name in self.outputs if name), f"operator {self.index}")
 
     def input(self, index: int) -> str:
@@ -146,7 +145,7 @@ class SparseConstant:
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A graph of operators: the graph of the model, a graph in an attribute of an operator, or the body of a function.
+    """A graph of operators: that of the model, one in an attribute of an operator, or the body of a function.
 
     Parameters
     ----------
@@ -157,15 +156,15 @@ class Graph:
     parent : Graph or None
         The graph that contains it, whose names it may use.
     stays : str
-        Why the graph's constants are never changed; empty if they may be changed.
+        Why the graph's constants must not change; empty if they may.
     constants : mapping of str to Constant
-        By name, in the file's order, including the values of operators ``Constant``, which ``makers`` lists.
+        Constants by name in file order, including the values of ``Constant`` operators, which ``makers`` lists.
     attribute_constants : mapping of str to Constant
-        Constants in attributes of other operators by the names of their tensors; operators do not take them by name.
+        Constants in attributes of other operators, by the names of their tensors; operators do not use them by name.
     uses : mapping of str to list
-        The operators that take a name of this graph, also in inner graphs, each with the index of the input.
+        For each name of this graph, the operators that use it, also in inner graphs, with the index of the input.
     fixed : set of str
-        Names that are inputs or outputs of a graph, or that the model's training binds.
+        Names that are inputs or outputs of a graph, or that the model's training uses.
     defined : set of str
         Every name that this graph defines.
     producers : mapping of str to Operator
@@ -187,7 +186,7 @@ class Graph:
     producers: dict[str, Operator] = field(default_factory=dict)
 
     def owner(self, name: str) -> Graph | None:
-        """Return the graph that defines a name: this graph, or a graph that contains it."""
+        """Return the graph that defines a name: this graph, or one that contains it."""
         graph: Graph | None = self
         while graph is not None and name not in graph.defined:
             graph = graph.parent
@@ -196,10 +195,10 @@ class Graph:
 
 @dataclass(slots=True)
 class Model:
-    """The structure of a model that was parsed: its graphs, versions and metadata.
+    """A parsed model: its graphs, versions and metadata.
 
-    ``graphs`` begin with the graph of the model; inner graphs follow the graph that contains them. ``names`` are all
-    names that any graph uses. ``unread`` maps the names of constants that are not read as tensors to the reason.
+    ``graphs`` begins with the model's graph; inner graphs follow the graph that contains them. ``names`` are all names
+    used in any graph. ``unread`` maps names of constants that are no tensors to the reason.
     """
 
     root: Node
@@ -232,7 +231,7 @@ class Model:
 
 
 def parse_model(data: Bytes, location: str) -> Model:
-    """Return the structure of a model; of its constants, only the locations of their numbers are read.
+    """Parse a model; of its constants, only the locations of their numbers are read.
 
     Raises
     ------
@@ -381,7 +380,7 @@ def _read_operators(model: Model, graph: Graph, fields: Sequence[Field]) -> None
 
 
 def _constants_of(model: Model, graph: Graph, operator: Operator, keys: Sequence[str]) -> None:
-    """Add the constants in the attributes of an operator; ``keys`` are the attributes that may contain constants."""
+    """Add the constants in the attributes ``keys`` of an operator."""
     if operator.key == _COMPILED:
         reason = "a provider of onnxruntime compiled it, including its weights, for a device"
         model.unread[f"{graph.path}{operator.label}"] = reason
@@ -394,7 +393,7 @@ def _constants_of(model: Model, graph: Graph, operator: Operator, keys: Sequence
 
 
 def _constant_value(model: Model, graph: Graph, operator: Operator, key: str, attribute: Node) -> None:
-    """Add to the model the constant that an operator ``Constant`` defines by an attribute."""
+    """Add the constant that a ``Constant`` operator defines in an attribute."""
     name = operator.outputs[0]
     fields = attribute.select((TENSOR, _SPARSE_TENSOR), (_FLOATS, INTEGERS, _TEXTS))
     if key == "value" and fields[TENSOR]:
@@ -425,7 +424,7 @@ def _add_attribute_constants(model: Model, graph: Graph, attribute: Node, name: 
     fields = attribute.select((), _NUMBERS)
     tensors = fields[TENSOR] + fields[_TENSORS]
     sparse = fields[_SPARSE_TENSOR] + fields[_SPARSE_TENSORS]
-    while name in graph.attribute_constants or name in graph.sparse:  # only where outputs share a name
+    while name in graph.attribute_constants or name in graph.sparse:  # only if outputs share a name
         name += "~"
     for index, item in enumerate(tensors):
         local = name if len(tensors) == 1 else f"{name}.{index}"
@@ -469,7 +468,7 @@ def _tensor_name(message: Node) -> str:
 
 
 def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = None) -> None:
-    """Add a SparseTensorProto; if ``name`` is not set, it gets the name of its values."""
+    """Add a SparseTensorProto; by default it has the name of its values."""
     fields = message.select((_VALUES, _INDICES), (_SPARSE_DIMS,))
     if not fields[_VALUES] or not fields[_INDICES]:
         raise FormatError("onnx.data", "expected values and indices of a sparse constant", where=message.location)
@@ -491,8 +490,7 @@ def _add_sparse(model: Model, graph: Graph, message: Node, name: str | None = No
 
 
 def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, list[tuple[str, Node]], list[str]]:
-    """Return an operator, the graphs in its attributes with the attributes' names, and the attributes with
-    constants."""
+    """Return an operator, the graphs in its attributes by attribute name, and the attributes with constants."""
     single = (NODE_NAME, OP_TYPE, DOMAIN)
     repeated = (INPUTS, OUTPUTS, ATTRIBUTES)
     fields = message.select(single, repeated)
@@ -518,7 +516,7 @@ def _read_operator(graph: Graph, message: Node, index: int) -> tuple[Operator, l
 
 
 def matrix_uses(graph: Graph, name: str) -> Sequence[Operator]:
-    """Return the operators ``MatMul`` that multiply by a name; empty if anything else uses it."""
+    """Return the ``MatMul`` operators that multiply by a name; empty if it has other uses."""
     uses = graph.uses.get(name, [])
     if name in graph.fixed or not uses or any(use.key != ("", "MatMul") or index != 1 for use, index in uses):
         return ()

@@ -1,8 +1,8 @@
-"""Operators that compute with integers: which inputs are codes, and which inputs are the scales of these codes.
+"""Operators that compute with integers: which inputs are codes, and where the scales of these codes are.
 
 Sources: the pages of ``QLinearConv``, ``QLinearMatMul``, ``MatMulInteger`` and ``ConvInteger`` of onnx 1.23, and of
-onnxruntime's contributed operators. ``MatMulInteger`` and ``ConvInteger`` have no scales. Dynamic quantization
-multiplies their result by the product of both scales, so these are searched for after the operator.
+onnxruntime's contributed operators. ``MatMulInteger`` and ``ConvInteger`` have no scales: dynamic quantization
+multiplies their result by the product of both scales, so these are searched after the operator.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PRODUCTS = (("", "MatMulInteger"), ("", "ConvInteger"))
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """The inputs of an operator type that belong together: indices of codes, scales and zero points.
+    """The indices of related inputs of an operator type: codes, scales and zero points.
 
-    ``axis`` is the dimension along which there are several scales. ``factor`` is, for a bias, the input whose scale is
-    multiplied by these scales; None for other inputs.
+    Scales differ along ``axis``. For a bias, ``factor`` is the input whose scale multiplies these scales; None for
+    other inputs.
     """
 
     codes: int
@@ -40,7 +40,7 @@ _TABLE: dict[tuple[str, str], tuple[Codes, ...]] = {
     (MICROSOFT, "MatMulIntegerToFloat"): (Codes(0, 2, 4, -2), Codes(1, 3, 5, -1)),
     (MICROSOFT, "DynamicQuantizeMatMul"): (Codes(1, 2, 3, -1),),
 }
-# Operators whose codes have no codec, with the indices of the inputs that are codes.
+# operators whose codes have no codec, with the indices of the inputs that are codes
 _OTHERS: dict[tuple[str, str], tuple[int, ...]] = {
     (MICROSOFT, "GatherBlockQuantized"): (0,),
     (MICROSOFT, "MatMulBnb4"): (1,),
@@ -54,7 +54,7 @@ _OTHERS: dict[tuple[str, str], tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The scales and zero points of an operator's codes, each as an operator and the index of its input.
+    """The locations of the scales and zero points of an operator's codes: operators and indices of their inputs.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Scaled:
     axis : int
         The dimension of the codes along which there are several scales.
     factor : (Operator, int) or None
-        A scale that is multiplied by these scales.
+        A scale that multiplies these scales.
     """
 
     scales: tuple[Operator, int]
@@ -73,7 +73,7 @@ class Scaled:
 
 
 def takes_codes(operator: Operator, index: int) -> bool:
-    """Return whether an input of an operator is codes, with scales of the operator or without known scales."""
+    """Return whether an input of an operator is codes, even if their scales are unknown."""
     if operator.key in _PRODUCTS:
         return index < 2
     if index in _OTHERS.get(operator.key, ()):
@@ -82,7 +82,7 @@ def takes_codes(operator: Operator, index: int) -> bool:
 
 
 def scale_source(operator: Operator, index: int) -> Scaled | None:
-    """Return the locations of the scales of an operator's codes; None if they are unknown."""
+    """Return where the scales of an operator's codes are; None if unknown."""
     if operator.key in _PRODUCTS:
         scales = _scale_after(operator)
         axis = 0 if operator.type == "ConvInteger" else (-2, -1)[index]
@@ -105,7 +105,7 @@ def _optional_input(operator: Operator, index: int) -> tuple[Operator, int] | No
 
 
 def _scale_after(operator: Operator) -> tuple[Operator, int] | None:
-    """Return the constant scale in ``Cast(product) * (scale of inputs * scale of weights)``; None if there is none."""
+    """Return the constant scale of ``Cast(product) * (scale of inputs * scale of weights)``; None without one."""
     cast = _only_use(operator)
     product = None if cast is None or cast.key != _CAST else _only_use(cast)
     if cast is None or product is None or product.key != _MUL:
@@ -124,6 +124,6 @@ def _is_constant(operator: Operator, name: str) -> bool:
 
 
 def _only_use(operator: Operator) -> Operator | None:
-    """Return the only operator that uses the only output of another."""
+    """Return the only operator that uses an operator's only output."""
     uses: Sequence[tuple[Operator, int]] = operator.graph.uses.get(operator.outputs[0], ()) if operator.outputs else ()
     return uses[0][0] if len(operator.outputs) == 1 and len(uses) == 1 else None

@@ -1,7 +1,7 @@
-"""The offsets in a model to be written, and the graph around its constants; they follow from the specs alone.
+"""The offsets in a model to write, and the graph around its constants; they follow from the specs.
 
-Constants of the model's file stay in it, constants of separate files stay in separate files. If the model would exceed
-the limit of protocol buffers, large constants are also moved to a separate file.
+Constants of the model's file, and of separate files, stay there. If the model would exceed the limit of protocol
+buffers, large constants are moved to a separate file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ingot.model.spec import TensorSpec
 
 SUFFIX = ".data"
 _OUTSIDE_FROM = 1024  # minimum bytes of a constant in a separate file
-# onnxruntime maps constants of a megabyte
+# onnxruntime maps constants of at least a megabyte
 _LARGE = 1 << 20
 _ALIGN_LARGE = 1 << 16
 _ALIGN = 64
@@ -58,13 +58,13 @@ _BIAS = 5
 
 @dataclass(slots=True)
 class Entry:
-    """A constant of the model to be written, and its location there.
+    """A constant of the model to write, and its location.
 
     ``name`` is the constant's name in the graph. ``existing`` is set for an unchanged constant, ``new`` for a new one.
-    ``external`` is the constant's location in a separate file, and ``offset`` its offset in the model file. Both are
-    None if the constant stays unchanged in the field of its type. If ``computed`` is true, the model computes the
-    values, and the writer only compares them. ``first`` is the entry of another tensor with the same constant, which is
-    written only once.
+    ``external`` is the constant's location in a separate file, ``offset`` its offset in the model file; both are None
+    if it stays unchanged in the field of its type. If ``computed`` is true, the model computes the values, and the
+    writer only compares them. ``first`` is the entry of another tensor with the same constant, which is written only
+    once.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Layout:
             )
 
     def _share(self) -> None:
-        """Set ``Entry.first`` where several tensors have the same constant, so that it is written once."""
+        """Set ``Entry.first`` if several tensors have the same constant, so that it is written once."""
         first: dict[int, Entry] = {}
         for plan in self.plans.values():
             for entry in plan.entries:
@@ -195,7 +195,7 @@ class Layout:
                 entry.external, entry.offset = entry.first.external, entry.first.offset
 
     def _assign_external(self, external_entries: Sequence[Entry]) -> None:
-        """Assign offsets in separate files to constants: the previous offsets if every constant is unchanged."""
+        """Assign offsets in separate files: the previous ones if every constant is unchanged."""
         previous = [
             entry.existing.external
             for entry in external_entries
@@ -260,7 +260,7 @@ class Layout:
         return edits.segments()
 
     def _still_used(self) -> set[int]:
-        """Return, as a set of ``id``, the constants that operators use which are not replaced."""
+        """Return the ``id`` of each constant that operators which are not replaced use."""
         replaced = {
             id(operator)
             for plan in self.plans.values()
@@ -275,7 +275,7 @@ class Layout:
         }
 
     def _keep(self, edits: Edits, entry: Entry) -> None:
-        """Keep a constant at its position in the graph, and replace the numbers and the location of the numbers."""
+        """Keep a constant at its position in the graph, and replace its numbers and their location."""
         constant = entry.existing
         assert constant is not None
         message = constant.message
@@ -298,7 +298,7 @@ class Layout:
     def _replace(self, edits: Edits, plan: TensorPlan, still_used: set[int], removed: set[int]) -> list[bytes]:
         """Replace a tensor's old constants by new ones in ``edits``.
 
-        Returns the encoded new operators, which come before all others.
+        Returns the encoded new operators, which precede all others.
         """
         planned = plan.planned
         site = planned.site
@@ -353,9 +353,9 @@ class Layout:
     def _multiplied(
         self, item: Operator, names: list[str], packed: bool, attributes: Sequence[tuple[str, int]]
     ) -> list[bytes]:
-        """Return the encoded MatMulNBits that multiplies by the codes ``names`` in place of ``item``.
+        """Return the encoded MatMulNBits that replaces ``item`` and multiplies by the codes ``names``.
 
-        ``item`` is a MatMul or, if ``packed`` is true, a MatMulNBits with other codes.
+        ``item`` is a MatMul or, if ``packed`` is set, a MatMulNBits with other codes.
         """
         inputs = [item.input(0), *names]
         if packed:
@@ -366,7 +366,7 @@ class Layout:
         return [operator(NBITS, item.name, inputs, item.outputs, attributes, _annotations(item))]
 
     def _multiplied_dense(self, item: Operator, name: str) -> list[bytes]:
-        """Return a MatMulNBits as MatMul of a dense matrix, with a sum if it has a bias."""
+        """Return a MatMul of a dense matrix that replaces a MatMulNBits, with an addition if that has a bias."""
         bias = item.input(_BIAS)
         if not bias:
             return [operator(_MATMUL, item.name, [item.input(0), name], item.outputs, (), _annotations(item))]
@@ -378,7 +378,7 @@ class Layout:
 
 
 def _are_disjoint(locations: Sequence[External]) -> bool:
-    """Return whether every two locations are equal or share no byte."""
+    """Return whether every two locations are equal or disjoint."""
     spans = sorted(
         {(location.location, location.offset, location.offset + (location.length or 0)) for location in locations}
     )
@@ -386,7 +386,7 @@ def _are_disjoint(locations: Sequence[External]) -> bool:
 
 
 def _replace_message(edits: Edits, message: Node, new: bytes | Sequence[Segment]) -> None:
-    """Replace the message of a node or an initializer, including its tag, with the encoded fields ``new``."""
+    """Replace the message of a node or an initializer, with its tag, by the encoded fields ``new``."""
     parent = message.parent
     assert parent is not None
     edits.replace(parent, message.tag, message.end, new)
@@ -398,7 +398,7 @@ def _nodes(operators: Sequence[bytes]) -> bytes:
 
 
 def _annotations(item: Operator) -> bytes:
-    """Return the fields of an operator that do not affect its computation: documentation, metadata."""
+    """Return the fields of an operator that do not affect the computation: documentation, metadata."""
     message = item.message
     return b"".join(
         bytes(message.data[field.tag : field.end])
@@ -408,7 +408,7 @@ def _annotations(item: Operator) -> bytes:
 
 
 def _free(name: str, template: Template) -> str:
-    """Return a name that the model does not use."""
+    """Return a name, based on ``name``, that the model does not use."""
     while name in template.model.names:
         name += "_"
     return name

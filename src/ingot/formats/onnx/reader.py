@@ -1,4 +1,4 @@
-"""Reader of models: every part is located and validated, but not read (spec/onnx.md)."""
+"""Reader of models: parts are located and checked, but not read (spec/onnx.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_model(store: Store, name: str) -> Catalog:
 
 
 def _inner(template: Template) -> Iterator[tuple[str, str]]:
-    """Yield a remark if tensors are in graphs other than the model's, because their names begin with a path."""
+    """Yield a remark if tensors are in inner graphs, because their names begin with a path."""
     inner = [site for site in template.sites if site.graph.path]
     if inner:
         example = inner[0].graph.path[:80]
@@ -47,7 +47,7 @@ def _inner(template: Template) -> Iterator[tuple[str, str]]:
 
 
 def metadata_of(template: Template) -> dict[str, str]:
-    """Return the metadata about the model for containers of other formats."""
+    """Return metadata about the model, for containers of other formats."""
     model = template.model
     opsets = ", ".join(f"{domain or 'ai.onnx'}: {version}" for domain, version in model.opsets.items())
     metadata = {"onnx_ir_version": str(model.ir_version), "onnx_opsets": opsets}
@@ -64,7 +64,7 @@ def _tensors(template: Template, sites: Mapping[str, Site]) -> Mapping[str, Tens
 
 
 def part_of(template: Template, site: Site, role: str) -> Part:
-    """Return a part of a tensor as it is stored in the model."""
+    """Return a part of a tensor as stored in the model."""
     slot = site.slots[role]
     location = f"{template.source.name}: {site.name}: {role}"
     conversion, constant, values = slot.conversion, slot.constant, slot.values

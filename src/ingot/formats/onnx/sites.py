@@ -49,7 +49,7 @@ _LONGEST_NAME = 1024
 
 
 class LeftError(Exception):
-    """The reason why an operator does not represent a tensor, or cannot be written; internal to this package."""
+    """The reason why an operator does not form a tensor, or cannot be written; internal to this package."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,17 +59,18 @@ class Site:
     Parameters
     ----------
     name, local : str
-        The tensor's name, and its name within the graph, which lacks the graph's path.
+        The tensor's name, and its name in its graph, without the graph's path.
     graph : Graph
         The graph that contains the tensor's constant, or the constants of its codes.
     operators : tuple of Operator
-        Operators that compute its values from codes, or multiply by them (``MatMulNBits``); empty for a plain constant.
+        Operators that compute the values from codes, or multiply by codes (``MatMulNBits``); empty for a plain
+        constant.
     matmuls : tuple of Operator
-        The ``MatMul`` operators that use the values; empty if the values have any other use than as second operand.
+        The ``MatMul`` operators that use the values; empty if the values have uses other than as second operand.
     alias : str
         A name that reveals the tensor's role, if ``name`` does not.
     stays : str
-        Why the tensor is always written unchanged; empty if it may be changed.
+        Why the tensor is always written unchanged; empty if it may change.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Site:
 
     @property
     def transposed(self) -> bool:
-        """Whether rows are outputs, which ``MatMulNBits`` needs, instead of inputs, which ``MatMul`` needs."""
+        """Whether rows are outputs, as ``MatMulNBits`` requires, or inputs, as ``MatMul`` requires."""
         return any(operator.key == NBITS for operator in self.operators)
 
     def spec(self) -> TensorSpec:
@@ -99,15 +100,14 @@ class Site:
 
 @dataclass(slots=True)
 class ModelTensors:
-    """The tensors of a model in the order of its constants, and by name the reasons why other constants are not
-    read."""
+    """The tensors of a model in the order of its constants, and why other constants are not read, by name."""
 
     sites: list[Site] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
 
 
 def find_sites(model: Model) -> ModelTensors:
-    """Return the tensors of a model. Repeated names get the suffixes ``~2`` and so on."""
+    """Return the tensors of a model; repeated names get the suffixes ``~2`` and so on."""
     return _Finder(model).find()
 
 
@@ -154,8 +154,8 @@ class _Finder:
     def _read_codes(self, graph: Graph, name: str, constant: Constant) -> None:
         """Add the tensor that operators compute from the codes ``constant``.
 
-        If no codec can represent the codes, add the values that ``DequantizeLinear`` computes; otherwise list the codes
-        as unread.
+        If no codec can represent the codes, the values that ``DequantizeLinear`` computes are added; without that
+        operator, the codes are listed as unread.
         """
         uses = graph.uses.get(name, [])
         try:
@@ -198,9 +198,9 @@ class _Finder:
         )
 
     def _alias(self, graph: Graph, name: str, shape: Shape) -> str:
-        """Return a name that reveals the role of a matrix if its own name does not.
+        """Return a name that reveals a matrix's role if its own does not.
 
-        That is its name without the path of its graph, or the name of the only operator that uses it.
+        It is the name without the path of the graph, or the name of the only operator that uses the matrix.
         """
         uses = graph.uses.get(name, [])
         if role_of(graph.path + name) != "other":
@@ -214,7 +214,7 @@ class _Finder:
         return label if 0 < len(path) <= _LONGEST_NAME and role_of(label) != "other" else ""
 
     def _why_kept(self, constants: Sequence[Constant], operators: Sequence[Operator] = ()) -> str:
-        """Return why a tensor of these constants is always written unchanged; empty if it may be changed."""
+        """Return why a tensor with these constants is always written unchanged; empty if it may change."""
         for constant in constants:
             graph = self._owners.get(id(constant))
             if graph is None:
@@ -233,7 +233,7 @@ class _Finder:
         return ""
 
     def _constant(self, operator: Operator, index: int, role: str) -> Constant:
-        """Return the constant that an operator takes; raises ``LeftError`` if it takes something else."""
+        """Return the constant that is an operator's input; raise ``LeftError`` if the input is no constant."""
         name = operator.input(index)
         owner = operator.graph.owner(name)
         if owner is None or name not in owner.constants:
@@ -241,9 +241,9 @@ class _Finder:
         return owner.constants[name]
 
     def _dequantized(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-        """Return the tensor whose codes ``DequantizeLinear`` takes; None if no such operator takes them.
+        """Return the tensor whose codes are an input of ``DequantizeLinear``; None without such an operator.
 
-        Raises ``LeftError`` if the codes have other uses, or if operators read them in different ways.
+        Raises ``LeftError`` if the codes have other uses, or if operators decode them differently.
         """
         operators = [use for use, index in uses if use.key in DEQUANTIZE and index == 0]
         if not operators:
@@ -284,7 +284,7 @@ class _Finder:
         )
 
     def _multiplied(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-        """Return the tensor whose codes operators such as ``QLinearConv`` take; None if no such operator takes them.
+        """Return the tensor whose codes are an input of operators such as ``QLinearConv``; None without such operators.
 
         Raises the errors of ``_dequantized``.
         """
@@ -321,7 +321,7 @@ class _Finder:
         return Site(*site, dtype, layout, slots, (), (), alias, stays)
 
     def _scales_of(self, operator: Operator, index: int) -> tuple[Constant, Constant | None, Constant | None, int]:
-        """Return scales, zero points, a factor of the scales, and the axis of codes; raises ``LeftError``."""
+        """Return scales, zero points, a factor of the scales, and the axis of the codes; raises ``LeftError``."""
         source = scale_source(operator, index)
         if source is None:
             raise LeftError(f"{operator.type} takes its codes, but their scales are unknown")
@@ -332,14 +332,14 @@ class _Finder:
         return self._constant(*source.scales, "scales"), zero, factor, source.axis
 
     def _value_name(self, operator: Operator) -> str:
-        """Return the name of the values that an operator computes; raises ``LeftError`` if the name is not unique."""
+        """Return the name of the values that an operator computes; raise ``LeftError`` if it is not unique."""
         name = operator.outputs[0] if operator.outputs else ""
         if not name or name in operator.graph.constants or (id(operator.graph), name) in self._values:
             raise LeftError("its values have no unique name")
         return name
 
     def _values_of(self, operator: Operator) -> Site:
-        """Return the dense tensor of values that a ``DequantizeLinear`` computes, if no codec can represent its codes.
+        """Return the dense tensor that a ``DequantizeLinear`` computes from codes that no codec can represent.
 
         Raises ``LeftError``.
         """
@@ -381,7 +381,7 @@ class _Finder:
         self._add(Site(name, item.name, graph, item.dims, dtype, layout, slots, stays="it is stored in sparse form"))
 
     def _packed(self, graph: Graph, constant: Constant, uses: Sequence[tuple[Operator, int]]) -> Site | None:
-        """Return the quantized tensor whose codes are an input of ``MatMulNBits``; None if they are not.
+        """Return the quantized tensor whose codes are an input of ``MatMulNBits``; None without such an operator.
 
         Raises the errors of ``_dequantized``.
         """
@@ -495,7 +495,7 @@ def _codes_on_grid(
 
 
 def _tiles(shape: Shape, dims: Shape) -> Grid:
-    """Return the grid of a matrix of ``shape`` with scales of shape ``dims``."""
+    """Return the grid of scales of shape ``dims`` for a matrix of ``shape``."""
     tile_rows, tile_columns = (-(-size // count) for size, count in zip(shape, dims, strict=True))
     if prod(dims) == 1:
         return PER_TENSOR
@@ -505,7 +505,7 @@ def _tiles(shape: Shape, dims: Shape) -> Grid:
 
 
 def _raw_bytes(constant: Constant) -> bytes:
-    """Return the content of a small constant.
+    """Return the contents of a small constant.
 
     Raises ``LeftError`` if the numbers are in another file or are encoded one by one.
     """
@@ -548,7 +548,7 @@ def _point_slot(zero: Constant, rows: int, groups: int, bits: int, dtype: str) -
 
 
 def _attributes(operator: Operator, defaults: Mapping[str, int]) -> dict[str, int]:
-    """Return the integer attributes of an operator; those that it does not state have their defaults."""
+    """Return the integer attributes of an operator, or their defaults."""
     return {key: operator.integer(key, default) for key, default in defaults.items()}
 
 

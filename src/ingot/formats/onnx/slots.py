@@ -16,7 +16,7 @@ from ingot.formats.shared.numbers import pack_rows, unpack_rows
 
 
 class Conversion(Protocol):
-    """A conversion between a constant's content and a part's content; both lengths are known."""
+    """A conversion between the contents of a constant and of a part; both lengths are known."""
 
     @property
     def part_bytes(self) -> int: ...
@@ -24,7 +24,7 @@ class Conversion(Protocol):
     def stored_bytes(self) -> int: ...
     def to_part(self, data: bytes) -> bytes: ...
     def to_stored(self, data: bytes, location: str) -> bytes:
-        """Return the content of the constant for ``data``, the part's content.
+        """Return the constant's contents for ``data``, the part's contents.
 
         Raises ``CodecError`` ``onnx.zero-point``.
         """
@@ -33,9 +33,9 @@ class Conversion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """The conversion of zero points: a constant stores packed integers, a part floats of ``dtype``.
+    """A conversion of zero points: packed integers in the constant, floats of ``dtype`` in the part.
 
-    The integers have ``bits`` bits, in rows that begin at a byte.
+    The integers have ``bits`` bits; rows begin at bytes.
     """
 
     rows: int
@@ -72,9 +72,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """The conversion of rows: they have ``width`` bytes in a part, and in a constant zeros pad them to ``stored``
-    bytes.
-    """
+    """A conversion of rows: ``width`` bytes in the part, padded with zeros to ``stored`` bytes in the constant."""
 
     rows: int
     width: int
@@ -99,7 +97,7 @@ class Padded:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The conversion of scales: a part stores one per row, a constant repeats it ``times`` times, once per block."""
+    """A conversion of scales: one per row in the part, repeated ``times`` times in the constant, once per block."""
 
     rows: int
     times: int
@@ -123,9 +121,9 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """The conversion of positions: a constant stores them element by element as i64, a part by dimension as u64.
+    """A conversion of positions: i64 element by element in the constant, u64 dimension by dimension in the part.
 
-    If ``linear`` is true, the constant has a single integer for each element, the position in row-major order.
+    If ``linear`` is set, the constant has one integer per element, the position in row-major order.
     """
 
     dims: tuple[int, ...]
@@ -165,9 +163,8 @@ class Coordinates:
 class DequantizedValues:
     """The values that ``DequantizeLinear`` computes: ``(codes - zero) * scales`` in f32, rounded to ``type``.
 
-    ``axis`` is the dimension along which scales differ, None if all elements share a scale. If scales have the rank of
-    the codes, ``block`` is the number of elements along ``axis`` that share a scale; otherwise ``block`` is 0.
-    ``factor`` is a scale that multiplies all other scales.
+    Scales differ along ``axis``; None if all elements share a scale. If scales have the rank of the codes, ``block``
+    elements along ``axis`` share a scale; otherwise ``block`` is 0. ``factor`` is a scale that multiplies all others.
     """
 
     codes: Constant
@@ -185,17 +182,17 @@ class DequantizedValues:
 
     @property
     def stored(self) -> int:
-        """The number of bytes of the constants that the values are computed from."""
+        """The number of bytes of the constants from which the values are computed."""
         constants = (self.codes, self.scales, self.zero, self.factor)
         return sum(constant.nbytes for constant in constants if constant is not None)
 
     @property
     def making(self) -> int:
-        """Maximum bytes of memory that the computation takes."""
+        """Maximum bytes of memory for the computation."""
         return 24 * self.codes.count + 2 * self.stored
 
     def compute(self, read: Callable[[Constant], bytes]) -> bytes:
-        """Return the values; ``read`` returns the stored bytes of a constant."""
+        """Compute the values; ``read`` returns the stored bytes of a constant."""
         result = _floats(self.codes, read)
         if self.zero is not None:
             result = result - self._spread(_floats(self.zero, read))
@@ -227,7 +224,7 @@ def _floats(constant: Constant, read: Callable[[Constant], bytes]) -> np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class ConstantPoint:
-    """A zero point that is repeated in a constant: ``rows`` rows of ``per_row`` integers of ``bits`` bits.
+    """A repeated zero point in a constant: ``rows`` rows of ``per_row`` integers of ``bits`` bits.
 
     Every row begins at a byte.
     """
@@ -244,10 +241,10 @@ class ConstantPoint:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The constant from which a part is read, with the part's storage type ``dtype`` and logical type.
+    """The constant from which a part is read, and the storage type ``dtype`` and logical type of the part.
 
-    ``conversion`` converts the constant's content into the part's. ``values`` are set if the model computes the part
-    from the constant.
+    ``conversion`` converts the constant's contents to the part's. ``values`` is set if the part is computed from the
+    constant as the model does.
     """
 
     constant: Constant

@@ -1,4 +1,4 @@
-"""A model that was read: its files, its graph and the tensors in it. A writer uses it as a template."""
+"""A model that was read: its files, its graph and its tensors. Writers fill a copy of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WINDOW = 1 << 16
 
 
 class WindowedBytes:
-    """The bytes of a source; one window of them is cached."""
+    """The bytes of a source, with a cache of one window."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -57,7 +57,7 @@ _MAX_FILES = 1 << 16
 
 
 class Template(Mapping[str, Part]):
-    """The files of a model by name: the model itself, then the separate files of its constants.
+    """The files of a model by name: the model file, then the separate files of its constants.
 
     Raises
     ------
@@ -153,7 +153,7 @@ class Template(Mapping[str, Part]):
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """The content of the model without the numbers of its constants, by file; empty for the other files."""
+        """By file name: the model file without the numbers of its constants; empty bytes for other files."""
         ranges = sorted(constant.raw for constant in self.model.constants if constant.raw is not None)
         data = self.model.root.data
         segments = []

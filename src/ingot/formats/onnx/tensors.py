@@ -45,7 +45,7 @@ _MAX_ENTRIES = 16
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """The location of numbers in another file: its name in the model, offset, and length (None up to the end)."""
+    """The location of numbers in another file: the file's name in the model, offset, and length or None."""
 
     location: str
     offset: int
@@ -54,10 +54,10 @@ class External:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """The numbers of a model: a TensorProto, or an attribute with numbers.
+    """The numbers in a TensorProto, or in an attribute.
 
     ``message`` is the TensorProto or AttributeProto. ``raw`` is the byte range of the numbers in the model's file,
-    ``external`` their location in another file. If both are None, the numbers are encoded one by one, in the field
+    ``external`` their location in another file. If both are None, the numbers are encoded one by one in the field
     ``field``.
     """
 
@@ -134,7 +134,7 @@ def read_constant(message: Node, name: str | None = None) -> Constant | None:
 
 
 def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: bool) -> Constant:
-    """Return the constant of the numbers of an attribute, which are floats or integers of 64 bits.
+    """Return the constant for the numbers of an attribute, which are floats or 64-bit integers.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def read_numbers(message: Node, name: str, type: OnnxType, field: int, scalar: b
     field : int
         The field that contains the numbers.
     scalar : bool
-        Whether they are a single number without dimensions.
+        Whether there is a single number without dimensions.
 
     Raises ``FormatError``: ``onnx.wire``, ``onnx.data-size``.
     """
@@ -174,7 +174,7 @@ def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int
 
 
 def _typed(constant: Constant, fields: list[Field], expected_fields: int) -> Constant:
-    """Return a constant whose numbers are in the field of their type, after counting them."""
+    """Count the numbers in the field of a constant's type, and return the constant."""
     type = constant.type
     message = constant.message
     location = f"{message.location}: {constant.name[:200]}"
@@ -214,7 +214,7 @@ def _require_size(actual: int, expected: int, location: str) -> None:
 
 
 def typed_bytes(constant: Constant) -> bytes:
-    """Return numbers in the field of their type in the encoding of ``raw_data``.
+    """Convert the numbers in the field of their type to the encoding of ``raw_data``.
 
     Raises ``FormatError`` ``onnx.wire``, ``onnx.data``: a number that exceeds the type.
     """
@@ -230,7 +230,7 @@ def typed_bytes(constant: Constant) -> bytes:
     ]
     width = max(type.bits, 8) // 8
     joined = np.concatenate(values) if values else np.empty(0, np.uint64)
-    if width < 8:  # the bits are stored, sign-extended or not
+    if width < 8:  # the bits are stored, with or without sign extension
         numbers = joined.view(np.int64)
         low = -(1 << (8 * width - 1))
         if bool(((numbers < low) | (numbers >= -2 * low)).any()):
@@ -290,7 +290,7 @@ def _number(text: str | None, key: str, location: str) -> int | None:
 
 
 def check_location(location: str, constant_location: str) -> str:
-    """Return the name of a file in the model's folder or below.
+    """Return the name of a file in the model's folder or below it.
 
     Raises ``FormatError`` ``onnx.external-path``: it is absolute, outside of the folder, or no name.
     """
@@ -327,5 +327,5 @@ def external_fields(external: External) -> bytes:
 
 
 def dims_field(dims: tuple[int, ...]) -> bytes:
-    """Return the dimensions of a TensorProto, one field each, like ONNX's own library."""
+    """Return the dimensions of a TensorProto, one field each, as ONNX's library writes them."""
     return b"".join(number_field(DIMS, size) for size in dims)

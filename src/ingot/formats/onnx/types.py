@@ -19,11 +19,11 @@ class OnnxType:
     bits : int
         Bits of an element. Elements of less than 8 bits share a byte, the first in the low bits.
     dtype : str
-        Ingot's name of the type; ONNX's name for integers of less than a byte, which have no name in Ingot.
+        Ingot's name of the type; ONNX's name for integers of less than a byte, which Ingot has no name for.
     storage : str
         Storage type of a part.
     field : int
-        Field of TensorProto that contains these numbers if there is no ``raw_data``.
+        Field of TensorProto that contains the numbers if there is no ``raw_data``.
     signed : bool
         Whether these are integers in two's complement.
     integer : bool
@@ -80,4 +80,4 @@ BY_CODE = {row.code: row for row in TYPES}
 BY_NAME = {row.name: row for row in TYPES}
 BY_DTYPE = {row.dtype: row for row in TYPES}
 FLOATING = ("f32", "f16", "bf16")
-"""Types of scales and of the values computed with them."""
+"""Types of scales and of values computed with them."""

@@ -1,4 +1,4 @@
-"""Writer of ONNX: numbers when tensors arrive, then the graph around them (spec/onnx.md, "Writing")."""
+"""Writer of ONNX models: numbers as tensors arrive, then the graph around them (spec/onnx.md, "Writing")."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ingot.model.spec import TensorSpec
 
 
 def template_of(attachments: Attachments) -> Template:
-    """Return the model whose graph tensors are written into; raises ``UnsupportedError`` ``onnx.no-graph``."""
+    """Return the model whose graph is filled with tensors; raise ``UnsupportedError`` ``onnx.no-graph``."""
     graph = attachments.graph
     if not isinstance(graph, Template):
         raise UnsupportedError(
@@ -32,13 +32,16 @@ def template_of(attachments: Attachments) -> Template:
 
 
 def model_size(name: str, artifact: Artifact, options: WriteOptions) -> int:
-    """Return the number of bytes of all files of a model, from the specs alone; raises the errors of ``Layout``."""
+    """Return the number of bytes of all files of a model, which follows from the specs.
+
+    Raises the errors of ``Layout``.
+    """
     layout = Layout(template_of(artifact.attachments), name, artifact.tensors, siblings=options.siblings)
     return layout.size + sum(layout.ends.values())
 
 
 class OnnxWriter(FormatWriter):
-    """A writer into the attached graph; raises the errors of ``template_of`` and ``Layout``."""
+    """A writer that fills the attached graph; raises the errors of ``template_of`` and ``Layout``."""
 
     def __init__(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> None:
         self._target = target
@@ -84,7 +87,7 @@ class OnnxWriter(FormatWriter):
             self._digests[role].update(chunk)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor and return a record of the locations of its constants."""
+        """Close the tensor; return a record of the locations of its constants."""
         spec, plan = self._order.end(), self._current
         assert plan is not None
         blobs = [blob for entry in plan.entries if (blob := self._complete(spec.name, entry)) is not None]
@@ -125,13 +128,16 @@ class OnnxWriter(FormatWriter):
         return [self._name, *self._layout.ends]
 
     def abort(self) -> None:
-        """Close all files in their present state."""
+        """Close all files in their current state."""
         for sink in self._sinks.values():
             sink.close()
         self._sinks = {}
 
     def _note(self, name: str, blobs: Sequence[Sequence[Any]]) -> None:
-        """Record the digest at each location: constants may share a location in a separate file, like tied weights."""
+        """Record the digest at each location.
+
+        Constants such as tied weights may share a location in a separate file.
+        """
         for file, offset, nbytes, digest in blobs:
             if nbytes and self._written.setdefault((file, offset), digest) != digest:
                 raise UnsupportedError(
@@ -164,7 +170,7 @@ class OnnxWriter(FormatWriter):
         return [*self._location_of(entry), len(data), checksums.digest("crc32c", data)]
 
     def _stored(self, entry: Entry, location: str) -> bytes:
-        """Return the content of a constant that is computed from a complete part, or from no part."""
+        """Return the contents of a constant that is computed from a complete part, or from none."""
         if not entry.role:
             assert entry.new is not None
             assert entry.new.point is not None
@@ -172,14 +178,14 @@ class OnnxWriter(FormatWriter):
         buffered = bytes(self._buffered[entry.role])
         if entry.conversion is None:
             return buffered
-        if entry.existing is not None:  # the padding of rows has no meaning and stays unchanged
+        if entry.existing is not None:  # the padding of rows has no meaning, so it stays unchanged
             present = self._template.bytes_of(entry.existing)
             if entry.conversion.to_part(present) == buffered:
                 return present
         return entry.conversion.to_stored(buffered, location)
 
     def _require_same(self, role: str, start: int, chunk: memoryview) -> None:
-        """Raise an error for other numbers than those that the model computes from its own constants."""
+        """Raise an error if numbers differ from those that the model computes from its own constants."""
         part = self._computed[role]
         expected = bytearray(chunk.nbytes)
         part.readinto(start, memoryview(expected))
@@ -212,5 +218,5 @@ class OnnxWriter(FormatWriter):
 
 
 def _stays(entry: Entry) -> bool:
-    """Return whether a constant stays in the field of its type, unchanged."""
+    """Return whether a constant stays unchanged in the field of its type."""
     return entry.external is None and entry.offset is None

@@ -1,1 +1,1 @@
-"""Hugging Face folders of quantized weights, one module per quantization method."""
+"""Hugging Face folders of quantized weights; each module reads the folders of one quantization program."""

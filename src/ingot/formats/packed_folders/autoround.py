@@ -28,8 +28,7 @@ _DENSE_BITS = 16
 
 
 class AutoRoundFormat(PackedFolderFormat):
-    """A folder whose layers have the layout of another packed folder format, which AutoRound describes in its own
-    terms."""
+    """A folder in the layout of another packed folder format, which AutoRound describes with its own keys."""
 
     name = "autoround"
     summary = "a folder of AutoRound: dense tensors, and layers as GPTQ, AWQ, compressed-tensors or FP8; read only"
@@ -43,7 +42,7 @@ class AutoRoundFormat(PackedFolderFormat):
         return _packing(quantization) not in AUTOROUND_PACKINGS
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers, which the format of the declared layout reads.
+        """Return the layers, read by the format of the declared layout.
 
         Raises the errors of that format, with its rules; ``UnsupportedError`` ``autoround.packing``,
         ``autoround.type``.
@@ -67,7 +66,7 @@ class AutoRoundFormat(PackedFolderFormat):
         return format.check_layers(entries, translated, layers)
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return the settings of inputs with fewer than 16 bits, and the settings of keys, values and attention."""
+        """Return the settings of inputs with fewer than 16 bits, and those of keys, values and attention."""
         quantization = self.quantization(config)
         settings = {key: str(quantization[key])[:40] for key in _STATIC if quantization.get(key) is not None}
         bits = quantization.get("act_bits")
@@ -77,7 +76,7 @@ class AutoRoundFormat(PackedFolderFormat):
         return settings
 
     def _translate(self, config: Config) -> tuple[PackedFolderFormat, Config]:
-        """Return the format of the declared layout, and the ``config.json`` that its programs would have written."""
+        """Return the format of the declared layout, and the ``config.json`` that this format's program would write."""
         quantization = self.quantization(config)
         packing = _packing(quantization)
         if packing not in _PACKINGS:
@@ -89,7 +88,7 @@ class AutoRoundFormat(PackedFolderFormat):
 
 
 def _packing(quantization: Config) -> str:
-    """Return the declared packing, or the packing that vLLM assumes for the declared type of codes.
+    """Return the declared packing, or the one that vLLM assumes for the declared type of codes.
 
     Old versions declare it under ``backend``.
     """
@@ -108,7 +107,7 @@ def _data_type(quantization: Config) -> str:
 
 
 def _require_type(quantization: Config, packing: str, *, integers: bool) -> None:
-    """Raise ``UnsupportedError`` ``autoround.type`` if the packing cannot store the declared type of codes."""
+    """Raise ``UnsupportedError`` ``autoround.type`` if the packing has no codes of the declared type."""
     data_type = _data_type(quantization)
     bits = quantization.get("act_bits")
     types = ("int",) if integers else ("mx_fp", "nv_fp") if packing in _FLOATS else ("fp",)
@@ -133,7 +132,7 @@ def _awq(quantization: Config) -> tuple[PackedFolderFormat, Config]:
 
 
 def _integers(quantization: Config) -> dict[str, Any]:
-    """Return the keys of GPTQ and AWQ; rules for layers with other settings become ``dynamic``."""
+    """Return the settings as keys of GPTQ and AWQ; rules for layers with other settings become ``dynamic``."""
     rules: dict[str, Any] = {}
     for key in ("dynamic", "regex_config", "extra_config"):
         layers = quantization.get(key)
@@ -152,8 +151,9 @@ def _bits(rule: Config) -> int:
 
 
 def _floats(quantization: Config) -> tuple[PackedFolderFormat, Config]:
-    """Return the format and configuration of compressed-tensors; shapes of entries decide on layers with other
-    settings."""
+    """Return the format and ``config.json`` of compressed-tensors; layers with other settings are recognized by their
+    shapes.
+    """
     weights = {"num_bits": quantization.get("bits", 8), "type": "float", "group_size": quantization.get("group_size")}
     eight = {"num_bits": 8, "type": "float", "group_size": 32}
     groups = {f"group_{index}": {"targets": [], "weights": item} for index, item in enumerate((weights, eight))}

@@ -1,4 +1,4 @@
-"""AWQ folders: 4-bit integers as AutoAWQ's gemm and gemv kernels take them (``spec/interop.md``)."""
+"""AWQ folders: 4-bit integers for AutoAWQ's gemm and gemv kernels (``spec/interop.md``)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ingot.model.layouts.packed_ints import AWQ, AWQ_GEMV, PackedIntLayout
 from ingot.model.spec import TensorSpec
 from ingot.model.tensor import Array
 
-# Versions that store the same files; they name the kernel that runs the layers.
+# versions with the same files; they name the kernel that runs the layers
 _GEMM = ("gemm", "exllama", "exllamav2", "ipex")
 _GEMV = "gemv"
 _ACTIVATION_SCALES = ".act.scales"
 
 
 class AwqFormat(ColumnPackedFormat):
-    """A folder of AutoAWQ with layers of 4 bits, packed in interleaved 32-bit integers (gemm)."""
+    """A folder of AutoAWQ with 4-bit layers in interleaved 32-bit integers (gemm)."""
 
     name = "awq"
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemm"
@@ -56,7 +56,7 @@ class AwqFormat(ColumnPackedFormat):
     version: ClassVar[str] = "gemm"
 
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``quantization_config`` names AWQ, and not gemv."""
+        """Return whether ``quantization_config`` names AWQ, but not gemv."""
         return super().claims_config(config) and _version(config[HUGGING_FACE]) != _GEMV
 
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
@@ -97,7 +97,7 @@ class AwqFormat(ColumnPackedFormat):
         return self.build_layer(entries, stem, shape, layout)
 
     def is_symmetric(self, quantization: Config) -> bool:
-        """Return whether all zero points are declared to equal the middle code.
+        """Return whether ``config.json`` declares that all zero points equal the middle code.
 
         That is the case if ``zero_point`` is false, or missing while ``sym`` (the key of GPTQModel) is true.
         """
@@ -106,8 +106,7 @@ class AwqFormat(ColumnPackedFormat):
         return symmetric and no_rule_is_asymmetric(quantization)
 
     def middle_zeros(self, layout: PackedIntLayout, shape: Shape) -> tuple[Array, Array]:
-        """Return one row of packed zero points and its mask; in gemv, the mask excludes padding after the last
-        group."""
+        """Return a row of packed middle zero points, and a mask that excludes gemv's padding after the last group."""
         width = layout.zero_shape(shape)[1]
         line = np.full(width, 0x88888888, np.uint32)
         mask = np.full(width, 0xFFFFFFFF, np.uint32)
@@ -118,7 +117,7 @@ class AwqFormat(ColumnPackedFormat):
         return line, mask
 
     def constant_zeros(self, layout: PackedIntLayout, shape: Shape) -> Callable[[], bytes]:
-        """Return a function that returns packed zero points of 8; padding after the last group is 0."""
+        """Return a function that returns packed zero points of 8, padded with 0 after the last group."""
         rows, words = layout.zero_shape(shape)
         if layout.packing == AWQ:
             return lambda: b"\x88" * (4 * rows * words)
@@ -127,7 +126,7 @@ class AwqFormat(ColumnPackedFormat):
         return lambda: row * rows
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` in the form that AutoAWQ writes.
+        """Return ``quantization_config`` as AutoAWQ writes it.
 
         Raises ``UnsupportedError`` ``awq.mixed``: layers with different group sizes, of which AWQ can state only one.
         """
@@ -154,7 +153,7 @@ class AwqFormat(ColumnPackedFormat):
 
 
 class AwqGemvFormat(AwqFormat):
-    """A folder of AutoAWQ with layers of 4 bits, packed row by row (gemv)."""
+    """A folder of AutoAWQ with 4-bit layers packed row by row (gemv)."""
 
     name = "awq-gemv"
     summary = "a folder of AutoAWQ: dense tensors, and layers of 4 bits in its words for gemv"
@@ -167,7 +166,7 @@ class AwqGemvFormat(AwqFormat):
     version = _GEMV
 
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``quantization_config`` names AWQ, and gemv."""
+        """Return whether ``quantization_config`` names AWQ with gemv."""
         return ColumnPackedFormat.claims_config(self, config) and _version(config[HUGGING_FACE]) == _GEMV
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
@@ -179,7 +178,7 @@ class AwqGemvFormat(AwqFormat):
 
 
 def _version(quantization: Config) -> str:
-    """Return the declared layout; GPTQModel and newer transformers declare it as ``format``."""
+    """Return the declared layout; GPTQModel and newer transformers declare it under ``format``."""
     values = (quantization.get(key) for key in ("version", "format", "checkpoint_format"))
     versions = dict.fromkeys(str(value).lower() for value in values if value is not None)
     return " and ".join(versions) or "gemm"

@@ -1,7 +1,7 @@
-"""Base classes of packed folder formats: safetensors whose ``config.json`` describes how layers are packed.
+"""Base classes of packed folder formats: safetensors files and a ``config.json`` that describes how layers are packed.
 
-A packed folder format is a module with a subclass of ``PackedFolderFormat`` that maps names and keys to layouts, and
-back. It copies no bytes and does no arithmetic on weights.
+A packed folder format is a module with a subclass of ``PackedFolderFormat``, which maps names and keys to layouts and
+back. It copies no bytes and computes nothing with weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ingot.naming.names import role_of
 WEIGHT = ".weight"
 HUGGING_FACE = "quantization_config"
 PACKING_KEYS = ("quantization", HUGGING_FACE, "compression_config")
-"""Keys of ``config.json`` with which some format describes its packing; none applies to the files of another format."""
+"""Keys of ``config.json`` that describe a packing; they must be removed if another format writes the folder."""
 
 PACKING_FILES = (
     "hf_quant_config.json",
@@ -46,7 +46,7 @@ PACKING_FILES = (
     "quantize_config.json",
     "quanto_qmap.json",
 )
-"""Files in which programs describe how they packed a folder, in addition to ``config.json``; they apply to that
+"""Files besides ``config.json`` in which programs describe how they packed a folder; they apply to that
 folder only."""
 
 _SMALL_FLOATS = ("f8_", "f6_", "f4_")
@@ -62,7 +62,7 @@ Config = Mapping[str, Any]
 
 
 class PackedLayout(Layout, Protocol):
-    """The protocol of a packed layer's layout, which states its element type and its parts."""
+    """The layout of a packed layer, which has an element type and parts."""
 
     @property
     def dtype(self) -> str:
@@ -87,7 +87,7 @@ class Layer:
     parts : mapping of role to str
         The key of the entry for each part, in the order of the layout's parts.
     extra : collection of str
-        Further entries of the tensor, whose information is already in the layout.
+        Further entries of the tensor, whose contents the layout already includes.
     converters : mapping of role to function
         Functions that convert the bytes of an entry, for parts that store them in another order.
     """
@@ -101,23 +101,23 @@ class Layer:
 
 
 class PackedFolderFormat(SafetensorsFormat):
-    """A readable folder of safetensors with packed layers.
+    """A folder of safetensors with packed layers that Ingot can read.
 
-    Subclasses define which folders they recognize and how they interpret entries.
+    Subclasses define which folders they recognize, and how they interpret the entries.
     """
 
     suffixes = ()
     traits = replace(SafetensorsFormat.traits, looks_inside=True, config_keys=(HUGGING_FACE,))
     keys: ClassVar[Table] = {}
-    """For each key of the format's object in ``config.json``: whether the reader uses, ignores or refuses it."""
+    """By key of the format's object in ``config.json``: whether the reader uses, ignores or refuses it."""
     side_files: ClassVar[Mapping[str, str]] = {}
-    """Files in which old releases describe the packing if ``config.json`` does not, each with its ``quant_method``."""
+    """Files in which old releases describe the packing instead of ``config.json``, with their ``quant_method``."""
     companions: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of entries that are only meaningful in addition to packed codes: scales, zero points, states."""
+    """Suffixes of entries that mean nothing without packed codes: scales, zero points, states."""
 
     @property
     def rules(self) -> str:
-        """The part before the dot in the rules of the format's errors."""
+        """The first part of the format's error rules, before the dot."""
         return self.name
 
     def why_unsupported(self, spec: TensorSpec) -> str | None:
@@ -126,17 +126,17 @@ class PackedFolderFormat(SafetensorsFormat):
 
     @abstractmethod
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``config.json`` declares that layers are packed this way."""
+        """Return whether ``config.json`` declares layers of this format."""
 
     @abstractmethod
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the packed layers among the entries; entries without a layer stay dense tensors.
+        """Return the packed layers; entries that belong to none are dense tensors.
 
         Raises ``FormatError`` or ``UnsupportedError`` with the format's rules.
         """
 
     def quantization(self, config: Config) -> Config:
-        """Return the object of ``config.json`` that describes the packed layers; an empty object if it is absent."""
+        """Return the object of ``config.json`` that describes the packed layers; empty if it is missing."""
         return next((config[key] for key in self.traits.config_keys if isinstance(config.get(key), dict)), {})
 
     def check_keys(self, config: Config) -> None:
@@ -146,36 +146,34 @@ class PackedFolderFormat(SafetensorsFormat):
                 require_known_keys(config[key], self.keys, self.name, location_of(key))
 
     def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
-        """Return remarks, pairs of rule and message, about contradictions in a folder that is read nevertheless."""
+        """Return pairs of rule and message about contradictions in a folder that can still be read."""
         return ()
 
     def check_layers(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Iterator[IngotError]:
-        """Yield an error for each layer whose stored values contradict ``config.json``; reads the values."""
+        """Yield an error for each layer whose values contradict ``config.json``; the values are read."""
         return iter(())
 
     def layers_in(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
-        """Return the packed layers of a folder; formats whose files describe the layers in their metadata override
-        this."""
+        """Return the packed layers of a folder. Override this if the metadata of the files describes the layers."""
         return self.layers(catalog.tensors, config)
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return the keys of ``config.json`` that describe an artifact's packed layers; empty without packed layers."""
+        """Return the keys of ``config.json`` for an artifact's packed layers; empty without packed layers."""
         return {}
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return how layers quantize their inputs, keys and values according to ``config.json``: a short text by
-        key."""
+        """Return, by key, a short text on how layers quantize their inputs, keys and values according to
+        ``config.json``.
+        """
         return {}
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
-        """Return, as texts, those of the source's ``settings`` of activations that the written artifact does not
-        declare.
-        """
+        """Return those of the source's activation ``settings`` that the written artifact does not declare, as text."""
         written = self.activations(self.for_artifact(artifact).packing_config(artifact))
         return [f"{key} ({value})" for key, value in settings.items() if written.get(key) != value]
 
     def source_config(self, artifact: Artifact) -> Config:
-        """Return the description of the packing in the source's ``config.json``; empty if another format packed it.
+        """Return the packing described in the source's ``config.json``; empty if another format packed it.
 
         Raises ``FormatError`` ``<rules>.config``.
         """
@@ -183,14 +181,14 @@ class PackedFolderFormat(SafetensorsFormat):
         return self.quantization(config) if self.claims_config(config) else {}
 
     def for_artifact(self, artifact: Artifact) -> PackedFolderFormat:
-        """Return the format that writes this artifact, which may depend on all tensors of the folder.
+        """Return the format for writing this artifact; it may depend on all tensors of the folder.
 
         Raises ``UnsupportedError`` for tensors that the format cannot store together.
         """
         return self
 
     def read_config(self, store: Store) -> dict[str, Any]:
-        """Return the folder's ``config.json``, completed by ``text_config`` or a side file if these describe the
+        """Return the folder's ``config.json``, completed from ``text_config`` or a side file if these describe the
         packing.
 
         Raises ``FormatError`` ``<rules>.config``.
@@ -204,12 +202,11 @@ class PackedFolderFormat(SafetensorsFormat):
         return config
 
     def from_side_file(self, contents: dict[str, Any]) -> dict[str, Any]:
-        """Return the contents of a side file in the form of ``quantization_config``."""
+        """Convert the contents of a side file to a ``quantization_config``."""
         return contents
 
     def _main_config(self, store: Store) -> dict[str, Any]:
-        """Return ``config.json``; if its ``text_config`` describes the packing, the description is copied to the top
-        level."""
+        """Return ``config.json``; a description of the packing in its ``text_config`` is copied to the top level."""
         config = stored_config(store, f"{self.rules}.config")
         text = config.get("text_config")
         if not _describes_packing(config) and isinstance(text, dict) and isinstance(text.get(HUGGING_FACE), dict):
@@ -222,14 +219,14 @@ class PackedFolderFormat(SafetensorsFormat):
         return next((file for file in self.side_files if store.exists(file)), None)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return the file to open, like ``SafetensorsFormat``, but only if there is a ``config.json``."""
+        """Return the file to open, as ``SafetensorsFormat`` does, if there is a ``config.json``."""
         return super().entry(names) if CONFIG in names else None
 
     def confirms(self, store: Store) -> bool:
-        """Return whether the folder's layers are packed this way, according to ``config.json`` or a side file.
+        """Return whether the folder's layers have this format, according to ``config.json`` or a side file.
 
-        A conversion may have left a side file in a folder of dense weights. So with a side file, entries of packed
-        layers must also exist.
+        A conversion may leave a side file in a folder of dense weights; with a side file, entries of packed layers must
+        therefore exist too.
         """
         name = self.entry(store.names())
         if name is None or not self.claims_config(self.read_config(store)):
@@ -269,7 +266,7 @@ class PackedFolderFormat(SafetensorsFormat):
     def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
         """Raise ``FormatError`` ``<rules>.parts`` for codes or scales that belong to no layer.
 
-        Loaded as dense tensors, such codes or scales would be meaningless numbers.
+        As dense tensors they would be meaningless.
         """
         used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
         for key in entries:
@@ -292,10 +289,10 @@ class PackedFolderFormat(SafetensorsFormat):
                 )
 
     def config_of(self, artifact: Artifact) -> bytes:
-        """Return the ``config.json`` of an artifact: its own, with the keys that describe how tensors are packed.
+        """Return the artifact's ``config.json`` with the keys that describe how tensors are packed.
 
-        Without a change, the same bytes are returned. NaN and Infinity are kept, because transformers and mlx_lm accept
-        them in JSON.
+        If no key changes, the bytes do not change. NaN and Infinity are preserved, because transformers and mlx_lm
+        accept them in JSON.
 
         Raises ``FormatError`` ``<rules>.config``.
         """
@@ -307,7 +304,7 @@ class PackedFolderFormat(SafetensorsFormat):
         return artifact.config if merged == config else (json.dumps(merged, indent=2) + "\n").encode()
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact number of bytes of all files, index and the written ``config.json`` included."""
+        """Return the exact number of bytes of all files, including the index and the written ``config.json``."""
         fitted = self.for_artifact(artifact)
         return files_size(self.file_name("model"), artifact, options, fitted) + len(fitted.config_of(artifact))
 
@@ -342,7 +339,7 @@ class WritablePackedFolderFormat(PackedFolderFormat):
         return f"its packed layers are {' or '.join(self.traits.packed_codecs)}, this tensor is {spec.codec}"
 
     def _why_dense_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why programs would mistake a dense tensor for a part of a packed layer; None if they would not."""
+        """Return why programs would read a dense tensor as part of a packed layer; None if they would not."""
         if self.companions and spec.name.endswith(self.companions):
             return "its name has the suffix of a part of a packed layer"
         if is_packed_weight(spec.name, spec.dtype, spec.shape):
@@ -355,7 +352,7 @@ class WritablePackedFolderFormat(PackedFolderFormat):
 
 
 class PackedFolderWriter(SafetensorsWriter):
-    """A safetensors writer that finally writes the artifact's ``config.json`` with the keys of the packing."""
+    """A safetensors writer that also writes the artifact's ``config.json`` with the keys of the packing."""
 
     def __init__(
         self, target: Target, name: str, artifact: Artifact, options: WriteOptions, format: PackedFolderFormat
@@ -378,7 +375,7 @@ def _describes_packing(config: Config) -> bool:
 
 
 def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` without the keys that describe the packing, also in configurations nested in it."""
+    """Return ``config`` without keys that describe a packing, including those of nested configurations."""
     return {
         key: _without_packing(value) if key.endswith("_config") and isinstance(value, dict) else value
         for key, value in config.items()
@@ -387,7 +384,7 @@ def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join_layers(entries: Entries, layers: Sequence[Layer], rules: str) -> LazyMap[Tensor]:
-    """Return the tensors of a folder: each layer as one packed tensor, each other entry as a dense one."""
+    """Return the tensors of a folder: a packed tensor per layer, and a dense tensor per remaining entry."""
     first = {next(iter(layer.parts.values())): layer for layer in layers}
     used = {key for layer in layers for key in (*layer.parts.values(), *layer.extra)}
     layer_by_name: dict[str, Layer | None] = {}
@@ -436,7 +433,7 @@ def _convert(convert: Callable[[bytes], bytes], stored: Part) -> bytes:
 
 
 def is_packed_weight(name: str, dtype: str, shape: Sequence[int]) -> bool:
-    """Return whether a tensor outside every layer must be packed codes, because dense weights have other types."""
+    """Return whether a tensor outside of layers must be packed codes, because its type is none of dense weights."""
     if len(shape) < 2 or 0 in shape:
         return False
     if dtype.startswith(_SMALL_FLOATS):
@@ -445,10 +442,10 @@ def is_packed_weight(name: str, dtype: str, shape: Sequence[int]) -> bool:
 
 
 def tied_head(artifact: Artifact) -> list[str]:
-    """Return the module name of a tied head in a list; empty if the head has a tensor or is not tied.
+    """Return a list with the module name of a tied head; empty if the head has a tensor or is not tied.
 
-    A tied head is dense, because it is the embeddings. But loaders consult only the list of dense modules:
-    transformers assumes that every other layer is packed.
+    A tied head is dense, because it is the embeddings. Loaders however consult only the list of dense modules:
+    transformers assumes that all other layers are packed.
     """
     config = {} if artifact.config is None else parse_config(artifact.config, "model.config", CONFIG)
     architectures = config.get("architectures")

@@ -66,7 +66,7 @@ KEYS: Mapping[str, Key] = {
     "llm_int8_skip_modules": irrelevant("which layers are dense; the entries show it"),
     "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
 }
-"""For each key: whether the reader uses, ignores or refuses it."""
+"""By key: whether the reader uses, ignores or refuses it."""
 
 
 class BitsandbytesFormat(WritablePackedFolderFormat):
@@ -116,7 +116,7 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
     def require_complete(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> None:
         """Raise ``FormatError`` ``bitsandbytes.parts`` for incomplete layers.
 
-        These include columns of codes stored as floats (``bnb_4bit_quant_storage``) without a state.
+        These include codes without a state that are stored as floats (``bnb_4bit_quant_storage``).
         """
         super().require_complete(entries, config, layers)
         if self.quantization(config).get("bnb_4bit_quant_storage") in (None, "uint8"):
@@ -154,10 +154,10 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
         return None
 
     def for_artifact(self, artifact: Artifact) -> BitsandbytesFormat:
-        """Return the format itself.
+        """Return this format.
 
-        Raises ``UnsupportedError`` ``bitsandbytes.mixed``: layers of four and of eight bits, which a folder cannot
-        combine.
+        Raises ``UnsupportedError`` ``bitsandbytes.mixed`` if there are layers of four bits and of eight bits, which a
+        folder cannot combine.
         """
         bits = {
             ScaledCodebookLayout.from_tensor(spec).bits
@@ -216,7 +216,7 @@ class BitsandbytesFormat(WritablePackedFolderFormat):
         ]
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` in the form that transformers writes."""
+        """Return ``quantization_config`` as transformers writes it."""
         layouts = [
             ScaledCodebookLayout.from_tensor(spec)
             for spec in artifact.tensors
@@ -303,7 +303,7 @@ def _four_bits(entries: Entries, key: str, state_key: str) -> Layer:
 
 
 def _table_name(table: Tensor) -> str | None:
-    """Return the name of a table that equals the table of this name in programs; None for another table."""
+    """Return the name of the table with the same bytes; None for another table."""
     stored = bytes(table.parts[DATA].view()) if table.size == 16 else b""
     return next((name for name in _TYPES if stored == _table(name)), None)
 

@@ -1,6 +1,6 @@
-"""The base class of GPTQ and AWQ folders, in which three entries represent the matrix ``X.weight``.
+"""The base class of GPTQ and AWQ folders, which store a matrix ``X.weight`` in three entries.
 
-The entries are ``X.qweight``, ``X.qzeros`` and ``X.scales``; their last dimension is the matrix's outputs.
+The entries are ``X.qweight``, ``X.qzeros`` and ``X.scales``; their last dimension is the outputs of the matrix.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ QSCALES = ".scales"
 SCALE_DTYPES = ("f16", "bf16", "f32")
 WRITTEN_SCALES = ("f16", "bf16")
 _PATTERN = frozenset("*+?^$()[]{}|\\")
-"""Characters of regular expressions, which do not occur in names of layers."""
+"""Special characters of regular expressions, which do not occur in names of layers."""
 _SAMPLE = 1 << 12
-"""Number of bytes of a layer's zero points that are compared when a folder is opened; ``verify`` compares all."""
+"""Bytes of a layer's zero points that are compared when a folder is opened; ``verify`` compares all."""
 _DISTANT = 16
 """Number of layers whose zero points are compared when a remote folder is opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredPacking:
-    """The packing that ``config.json`` declares for the layers of a folder.
+    """The packing of layers that ``config.json`` declares.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class DeclaredPacking:
     group : int or None
         Columns of a group; None for a complete row.
     rules : mapping
-        The settings of layers that differ, by name or pattern.
+        Settings of layers that differ, by name or pattern.
     """
 
     bits: int
@@ -59,10 +59,10 @@ class DeclaredPacking:
     rules: Mapping[str, Config]
 
     def group_sizes(self, stem: str) -> list[object]:
-        """Return the group sizes that the layer ``stem`` may have: values of ``group_size``.
+        """Return the group sizes that the layer ``stem`` may have, as values of ``group_size``.
 
-        If a rule has the layer's name, the only size is the size in this rule. Otherwise the layer may have the usual
-        size or the size in any pattern, because patterns are not evaluated.
+        If a rule has the layer's name, only the rule's size is possible. Otherwise the layer may have the usual size,
+        or that of any pattern, because patterns are not evaluated.
         """
         names = (stem, f"+:{stem}", f"^{re.escape(stem)}$", f"+:^{re.escape(stem)}$")
         rule = next((self.rules[name] for name in names if name in self.rules), None)
@@ -73,7 +73,7 @@ class DeclaredPacking:
 
 
 class ColumnPackedFormat(WritablePackedFolderFormat):
-    """A folder in which ``X.qweight``, ``X.qzeros`` and ``X.scales`` represent the matrix ``X.weight``."""
+    """A folder that stores each matrix ``X.weight`` as ``X.qweight``, ``X.qzeros`` and ``X.scales``."""
 
     traits = replace(
         WritablePackedFolderFormat.traits,
@@ -86,7 +86,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     @property
     def rules(self) -> str:
-        """The first part of the rules in errors: the name of the program, which the variants of its format share."""
+        """The first part of the error rules: the program's name, which all variants of its format use."""
         return self.method
 
     def claims_config(self, config: Config) -> bool:
@@ -104,8 +104,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         """Yield the layers whose names are in ``stems``."""
 
     def number(self, quantization: Config, keys: Sequence[str], low: int, high: int) -> int:
-        """Return the integer that ``quantization`` has under the first existing key of ``keys``, from ``low`` to
-        ``high``.
+        """Return the integer, from ``low`` to ``high``, under the first existing key of ``keys``.
 
         Raises ``FormatError`` ``<method>.config``.
         """
@@ -119,7 +118,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return value
 
     def group(self, quantization: Config, keys: Sequence[str] = ("group_size",)) -> int | None:
-        """Return the number of columns of a group that ``quantization`` declares; None for a complete row (-1).
+        """Return the declared number of columns of a group; None for a complete row (-1).
 
         Raises ``FormatError`` ``<method>.config``.
         """
@@ -131,16 +130,14 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return None if size < 0 else size
 
     def parse_declared(self, quantization: Config, bits: int, group: int | None) -> DeclaredPacking:
-        """Return the declared packing, with the rules in ``dynamic`` for layers that have other settings."""
+        """Return the declared packing, with the rules in ``dynamic`` for layers that differ."""
         return DeclaredPacking(bits, group, rules_of(quantization))
 
     def group_of(self, declared: DeclaredPacking, stem: str, cols: int, groups: int) -> int | None:
-        """Return the number of columns of a group in the layer ``stem``; None if a row has one group.
+        """Return the number of columns of a group in the layer ``stem``; None if a row is one group.
 
-        The layer's row has ``cols`` columns in ``groups`` groups. The result is the declared size that gives this
-        number of groups, or else the size that divides the columns evenly.
-
-        It is the declared size that results in this number of groups, or else the size that divides the columns evenly.
+        A row has ``cols`` columns in ``groups`` groups. The result is the declared size that gives this number of
+        groups; without one, the size that divides the columns evenly.
 
         Raises ``FormatError`` ``<method>.shape``: several declared sizes result in this number.
         """
@@ -172,9 +169,9 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return rows, cols, bits, group
 
     def all_middle(self, entries: Entries, layers: Sequence[Layer]) -> list[bool]:
-        """Return for each layer whether the zero points at its beginning equal the middle code.
+        """Return, for each layer, whether its first zero points equal the middle code.
 
-        In a remote folder each read is a request, so only some layers are read.
+        In a remote folder only some layers are read, because each read is a request.
         """
         distant = any(is_remote(entries[layer.parts[ZEROS]].parts[DATA].source) for layer in layers)
         return [self.has_middle_zeros(entries, layer) for layer in (layers[:_DISTANT] if distant else layers)]
@@ -199,7 +196,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return not ((packed ^ np.resize(line, packed.size)) & np.resize(mask, packed.size)).any()
 
     def contradiction(self, layer: Layer) -> FormatError:
-        """Return the error for a layer with other zero points in a folder that declares symmetric codes."""
+        """Return the error for a layer whose zero points contradict a declaration of symmetric codes."""
         return FormatError(
             f"{self.method}.zero-points",
             f"expected zero points that are all {words_layout(layer).point}, as {self.symmetric_key} in config.json "
@@ -209,13 +206,13 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         )
 
     def check_layers(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Iterator[IngotError]:
-        """Yield an error for each layer with other zero points in a folder that declares symmetric codes."""
+        """Yield an error for each layer whose zero points contradict a declaration of symmetric codes."""
         for layer in layers if self.is_symmetric(self.quantization(config)) else ():
             if not self.has_middle_zeros(entries, layer, entries[layer.parts[ZEROS]].parts[DATA].nbytes):
                 yield self.contradiction(layer)
 
     def build_layer(self, entries: Entries, stem: str, shape: tuple[int, int], layout: PackedIntLayout) -> Layer:
-        """Return the layer after checking its entries against the types and shapes of ``layout``.
+        """Check the entries of a layer against the types and shapes of ``layout``, and return the layer.
 
         Raises ``FormatError`` ``<method>.dtype``, ``<method>.shape``.
         """
@@ -284,11 +281,10 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
     @abstractmethod
     def constant_zeros(self, layout: PackedIntLayout, shape: Shape) -> Callable[[], bytes]:
-        """Return a function that returns the packed zero points of a matrix of ``shape`` if all equal the middle
-        code."""
+        """Return a function that returns the packed middle zero points of a matrix with ``shape``."""
 
     def dense_layers(self, artifact: Artifact) -> list[str]:
-        """Return the dense modules that loaders would otherwise expect to be packed."""
+        """Return the dense modules that loaders would expect to be packed unless they are listed."""
         return [
             spec.name.removesuffix(WEIGHT)
             for spec in artifact.tensors
@@ -300,9 +296,9 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         ]
 
     def usual_layout(self, artifact: Artifact) -> tuple[PackedIntLayout | None, Mapping[str, PackedIntLayout]]:
-        """Return the most frequent layout of the artifact's packed layers, and the layouts by module name.
+        """Return the most frequent layout of packed layers, and the layouts by module name.
 
-        The first is None if no layer is packed.
+        The former is None if no layer is packed.
         """
         layouts = {
             spec.name.removesuffix(WEIGHT): PackedIntLayout.from_tensor(spec)
@@ -317,16 +313,14 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
 
 def rules_of(quantization: Config) -> Mapping[str, Config]:
-    """Return the rules in ``dynamic``, which apply to layers that differ, by name or pattern."""
+    """Return the rules in ``dynamic`` for layers that differ, by name or pattern."""
     dynamic = quantization.get("dynamic")
     rules = dynamic.items() if isinstance(dynamic, Mapping) else ()
     return {name: rule for name, rule in rules if isinstance(rule, Mapping)}
 
 
 def no_rule_is_asymmetric(quantization: Config) -> bool:
-    """Return whether every rule in ``dynamic`` leaves ``sym`` unset or true, which declares middle codes as zero
-    points.
-    """
+    """Return whether no rule in ``dynamic`` sets ``sym`` to false, so that zero points are middle codes."""
     return all(rule.get("sym") in (None, True) for rule in rules_of(quantization).values())
 
 
@@ -337,5 +331,5 @@ def words_layout(layer: Layer) -> PackedIntLayout:
 
 
 def unsupported(rule: str, expected: str, value: str) -> UnsupportedError:
-    """Return the ``UnsupportedError`` for a setting in ``config.json`` that Ingot does not read."""
+    """Return the error for a setting of ``config.json`` that Ingot does not support."""
     return UnsupportedError(f"expected {expected}, found {value}", rule=rule, where=f"config.json: {HUGGING_FACE}")

@@ -43,13 +43,13 @@ _PACKS: Mapping[str, ScaledCodebookLayout] = {
     "mxfp6-pack-quantized": replace(_MX, bits=6, values="f6_e2m3fn"),
     "mxfp8-quantized": replace(_MX, bits=8, values="f8_e4m3fn"),
 }
-"""Layouts for which compressed-tensors has a format, for every element type."""
+"""The layouts that have a format in compressed-tensors, for every element type."""
 
 
 class FloatGroup(NamedTuple):
-    """The settings of weights that layers of floats share in a group of ``config.json``.
+    """The settings of weights in a group of ``config.json`` for layers of floats.
 
-    ``scales`` is the name of a torch type, or None if the group states none.
+    ``scales`` is the name of a torch type; None if the group does not state it.
     """
 
     format: str
@@ -61,8 +61,7 @@ class FloatGroup(NamedTuple):
 
 
 def float_layer(entries: Entries, stem: str, groups: Sequence[Mapping[str, Any]], dtype: str) -> Layer:
-    """Return the layer of a module whose weights are floats; ``groups`` are the ``weights`` of groups in
-    ``config.json``.
+    """Return the layer of a module with float weights; ``groups`` are the ``weights`` of groups in ``config.json``.
 
     Raises ``FormatError`` ``compressed-tensors.parts``, ``.dtype``, ``.shape``, ``.config``; ``UnsupportedError``
     ``compressed-tensors.format``.
@@ -116,7 +115,7 @@ def _groups(entries: Entries, keys: Mapping[str, str], dtype: str, group: int) -
 
 
 def _six_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) -> Layer:
-    """Return a layer of E2M3 floats: four in three bytes, the first in the low bits."""
+    """Return a layer of E2M3 floats, packed four in three bytes, the first in the low bits."""
     weight = entries[keys[INDICES]]
     scales = entries[keys[SCALES]]
     if weight.dtype != "u8" or scales.dtype not in ("u8", POWERS):
@@ -135,7 +134,7 @@ def _six_bits(entries: Entries, keys: Mapping[str, str], dtype: str, name: str) 
 
 
 def why_floats_unsupported(spec: TensorSpec) -> str | None:
-    """Return why a scaled codebook is not a layer of floats; None if it is."""
+    """Return why a scaled codebook cannot be a layer of floats; None if it can."""
     layout = layout_to_write(spec)
     if isinstance(layout, str):
         return layout
@@ -174,7 +173,7 @@ def float_entries(spec: TensorSpec) -> list[FileEntry]:
 
 
 def float_group(layout: ScaledCodebookLayout) -> FloatGroup:
-    """Return the common settings of layers of floats with this layout."""
+    """Return the group settings of layers of floats with this layout."""
     grid = layout.grid
     format = format_of(layout)
     assert format is not None
@@ -190,7 +189,7 @@ def float_group(layout: ScaledCodebookLayout) -> FloatGroup:
 
 
 def format_of(layout: ScaledCodebookLayout) -> str | None:
-    """Return the format for layers of floats with this layout; None if compressed-tensors has no such format."""
+    """Return the format in compressed-tensors for layers with this layout; None without one."""
     for name, layout_of_format in _PACKS.items():
         if layout == replace(layout_of_format, dtype=layout.dtype):
             return name

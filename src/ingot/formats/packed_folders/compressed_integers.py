@@ -50,7 +50,7 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 
 
 def integer_layers(entries: Entries, widths: Sequence[int]) -> Iterator[Layer]:
-    """Yield the layers of integers among ``entries``; ``widths`` are the bits that ``config.json`` declares.
+    """Yield the integer layers among ``entries``; ``widths`` are the bits that ``config.json`` declares.
 
     Raises ``FormatError`` ``compressed-tensors.parts``, ``.dtype``, ``.shape``, ``.order``.
     """
@@ -77,7 +77,7 @@ def _scales(entries: Entries, stem: str) -> Tensor:
 
 
 def _group(scale: Tensor, rows: int, cols: int) -> int | None:
-    """Return the number of columns that share a scale, from the shape of ``scale``; None for a complete row."""
+    """Return the number of columns that share a scale, from the shape of the scales; None for a complete row."""
     groups = scale.shape[1] if len(scale.shape) == 2 else 0
     if len(scale.shape) != 2 or scale.shape[0] != rows or not groups or cols % groups:
         raise _refuse("shape", f"expected scales for {rows} rows of {cols}, found {list(scale.shape)}", scale.name)
@@ -85,7 +85,7 @@ def _group(scale: Tensor, rows: int, cols: int) -> int | None:
 
 
 def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
-    """Return a layer of pack-quantized: an entry declares the shape, and the bits follow from the width of a row."""
+    """Return a pack-quantized layer; an entry states its shape, and its bits follow from the width of a row."""
     codes = entries[stem + PACKED_WEIGHT]
     scale = _scales(entries, stem)
     stored_shape = entries.get(stem + SHAPE)
@@ -114,7 +114,7 @@ def _packed(entries: Entries, stem: str, widths: Sequence[int]) -> Layer:
 
 
 def _marlin(entries: Entries, stem: str) -> Layer:
-    """Return a layer of marlin-24, defined by the shapes of its entries: two of four neighboring inputs have codes."""
+    """Return a marlin-24 layer, whose shape follows from its entries: two of four neighbouring inputs have codes."""
     suffixes = (PACKED_WEIGHT, MARLIN_SCALE, MARLIN_META)
     codes, scale, meta = require_entries(entries, stem, suffixes, "compressed-tensors.parts").values()
     if (codes.dtype, scale.dtype, meta.dtype) != ("i32", "f16", "i16"):
@@ -139,10 +139,10 @@ _PLAIN = np.empty(0, np.int32)
 
 
 def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
-    """Return the group index of each column, from the entry ``g_idx`` of the layer ``stem``.
+    """Return the group index of each column, from the layer's entry ``g_idx``.
 
-    Return ``_PLAIN`` if each group is a run of adjacent columns, or if the indices are unset (-1). Return None if the
-    entry does not exist.
+    Return ``_PLAIN`` if groups are runs of adjacent columns, or if the indices are unset (-1). Return None without the
+    entry.
     """
     entry = entries.get(stem + G_IDX)
     if entry is None:
@@ -160,9 +160,9 @@ def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
 
 
 def _width(across: int, cols: int, widths: Sequence[int], location: str) -> tuple[int, str]:
-    """Return the bits of codes and the packing of a row of ``cols`` codes in ``across`` words.
+    """Return the bits per code and the packing of a row of ``cols`` codes in ``across`` words.
 
-    Exactly one of the declared ``widths`` must result in this number of words.
+    Exactly one of ``widths``, the declared bits, must give this number of words.
     """
     dense = [bits for bits in widths if word_count(cols, bits) == across]
     loose = [bits for bits in widths if bits in (3, 5, 6, 7) and -(-cols // (32 // bits)) == across]
@@ -181,7 +181,7 @@ def _width(across: int, cols: int, widths: Sequence[int], location: str) -> tupl
 
 
 def _simplest(layout: PackedIntLayout, shape: Shape) -> PackedLayout:
-    """Return ``layout``, or the equivalent affine layout if its rows have the same bytes."""
+    """Return the affine layout with the same bytes if there is one, else ``layout``."""
     cols = shape[1]
     if layout.order or layout.packing != PACKED or not isinstance(layout.zero, Constant) or cols * layout.bits % 32:
         return layout
@@ -189,7 +189,7 @@ def _simplest(layout: PackedIntLayout, shape: Shape) -> PackedLayout:
 
 
 def _bytes(entries: Entries, stem: str) -> Layer:
-    """Return a layer of int-quantized: signed bytes with a scale for the tensor, each row, group or block."""
+    """Return an int-quantized layer: signed bytes with one scale, or one per row, group or block."""
     codes = entries[stem + WEIGHT]
     scale = _scales(entries, stem)
     zeros = entries.get(stem + ZERO_POINT)

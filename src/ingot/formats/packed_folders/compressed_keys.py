@@ -31,8 +31,8 @@ ACTIVATIONS: Table = {
         "num_bits type symmetric strategy group_size block_structure actorder dynamic",
     ),
 }
-"""Keys of ``input_activations``, ``output_activations`` and ``kv_cache_scheme``; a report shows the dropped
-settings."""
+"""Keys of ``input_activations``, ``output_activations`` and ``kv_cache_scheme``; dropped settings are shown in
+reports."""
 
 GROUP: Table = {
     "targets": used("layers of the group, if they are named"),
@@ -41,7 +41,7 @@ GROUP: Table = {
     "output_activations": used("how outputs are quantized", ACTIVATIONS),
     "format": used("how weights are packed"),
 }
-"""Keys of one group: the package's ``QuantizationScheme``."""
+"""Keys of a group: the package's ``QuantizationScheme``."""
 
 KEYS: Mapping[str, Key] = {
     "quant_method": used("the dialect"),
@@ -70,4 +70,4 @@ KEYS: Mapping[str, Key] = {
     "transform_config": refused("inputs of layers are multiplied by a rotation or transform while the model runs"),
     "moe_sparsity_config": refused("experts are left out or replaced by constants"),
 }
-"""Keys of the package's ``QuantizationConfig``, and of releases before."""
+"""Keys of the package's ``QuantizationConfig`` in this and earlier releases."""

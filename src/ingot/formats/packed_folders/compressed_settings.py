@@ -1,8 +1,8 @@
-"""How layers quantize inputs and outputs, from ``config_groups`` of compressed-tensors.
+"""How layers quantize inputs and outputs, according to ``config_groups`` of compressed-tensors.
 
-The package assigns layers to groups by module classes, regular expressions and names. Here, a layer belongs to the
-group that names it, or else to the group with its settings of weights. If several groups with different settings of
-activations fit, none applies.
+The package assigns layers to groups by module classes, regular expressions and names. Here a layer belongs to the group
+that names it, else to the group with its settings of weights. If several groups with different activation settings are
+possible, none applies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KEYS = ("input_activations", "output_activations")
 KV_CACHE = "kv_cache_scheme"
 
 ActivationSettings = Mapping[str, Any]
-"""The values under ``KEYS`` that are present and not null."""
+"""The values of ``KEYS`` that exist and are not null."""
 
 _NVFP4_INPUTS = {
     "num_bits": 4,
@@ -51,18 +51,18 @@ QUANTIZED_INPUTS: Mapping[str, ActivationSettings] = {
         for scheme, number_type in (("int8", "int"), ("fp8", "float"))
     },
 }
-"""The settings of each scheme of ``Recipe.activations``."""
+"""The settings for each scheme of ``Recipe.activations``."""
 
 
 def needs_input_scales(scheme: str) -> bool:
-    """Return whether layers that quantize their inputs by ``scheme`` store a static scale, ``X.input_global_scale``."""
+    """Return whether layers with inputs quantized by ``scheme`` store a static scale, ``X.input_global_scale``."""
     return QUANTIZED_INPUTS[scheme][KEYS[0]]["dynamic"] is not True
 
 
 class Settings:
-    """The settings of activations in the groups of a ``quantization_config``; the argument may be any JSON value.
+    """The activation settings in the groups of a ``quantization_config``, which may be any JSON value.
 
-    Iterating yields each distinct setting once: equal settings are one object.
+    Iteration yields each distinct setting once.
     """
 
     def __init__(self, quantization: Any) -> None:
@@ -86,8 +86,10 @@ class Settings:
         return iter(self._settings.values())
 
     def for_layer(self, layer: str, weights: tuple[Any, ...] | None) -> ActivationSettings | None:
-        """Return the settings of a layer by its name and the ``weight_settings`` of its group; None if they are
-        ambiguous."""
+        """Return the settings for a layer's name and the ``weight_settings`` of its group.
+
+        None if they are ambiguous.
+        """
         if layer in self._by_name:
             return self._by_name[layer]
         only = next(iter(self._settings.values())) if len(self._settings) == 1 else None
@@ -95,9 +97,9 @@ class Settings:
 
 
 def weight_settings(weights: ActivationSettings) -> tuple[Any, ...]:
-    """Return the values that a group's ``weights`` define for codes and scales, with the package's defaults.
+    """Return the values for codes and scales in the ``weights`` of a group, with the package's defaults.
 
-    Two groups with equal results store weights in the same way.
+    Groups with equal results store weights alike.
     """
     group = weights.get("group_size")
     block = weights.get("block_structure")

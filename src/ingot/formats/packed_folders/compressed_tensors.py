@@ -76,7 +76,7 @@ METHODS = ("compressed-tensors", "sparseml")
 
 
 class LayerGroup(NamedTuple):
-    """The settings of weights that layers of integers or floats share in a group of ``config.json``."""
+    """The settings of weights in a group of ``config.json`` for layers of integers or floats."""
 
     format: str
     bits: int
@@ -110,28 +110,28 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
     companions = (SCALE, ZERO_POINT, G_IDX, SHAPE, ".weight_global_scale", MARLIN_SCALE)
 
     def __init__(self, settings: Settings | None = None, activations: str | None = None) -> None:
-        """Create the format; ``settings`` are the source's settings of activations if it is a folder of this format.
+        """Create the format; ``settings`` are activation settings of a source in this format.
 
-        ``activations``: the scheme of layers that have no settings from the source (``Recipe.activations``).
+        ``activations`` is the scheme for layers that have no settings from the source (``Recipe.activations``).
         """
         self._settings = settings
         self._activations = activations
 
     def for_source(self, config: Config) -> CompressedTensorsFormat:
-        """Return the format for weights of a folder with this ``config.json``.
+        """Return the format for the weights of a folder with this ``config.json``.
 
-        Integers of 8 bits stay bytes only in layers whose inputs are quantized.
+        8-bit integers stay bytes only in layers whose inputs are quantized.
         """
         return CompressedTensorsFormat(Settings(self.quantization(config)) if self.claims_config(config) else None)
 
     def for_activations(self, scheme: str) -> CompressedTensorsFormat:
-        """Return the format whose new layers have this scheme of inputs."""
+        """Return the format whose new layers quantize their inputs by this scheme."""
         return CompressedTensorsFormat(self._settings, scheme)
 
     def for_artifact(self, artifact: Artifact) -> CompressedTensorsFormat:
-        """Return the format itself.
+        """Return this format.
 
-        Raises ``UnsupportedError`` ``recipe.activations``: no layer has weights that the recipe's scheme fits.
+        Raises ``UnsupportedError`` ``recipe.activations`` if no layer has weights for the recipe's scheme.
         """
         packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
         if self._activations is not None and not any(self._inputs(_layer_group(layout_of(spec))) for spec in packed):
@@ -147,7 +147,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return self
 
     def _inputs(self, group: LayerGroup) -> ActivationSettings:
-        """Return the settings of inputs for new layers with these settings of weights; empty without a scheme."""
+        """Return the input settings of new layers in a group; empty without a scheme."""
         formats = {"int8": "int-quantized", "fp8": "float-quantized", "nvfp4": "nvfp4-pack-quantized"}
         if self._activations is None or group.format != formats[self._activations]:
             return {}
@@ -155,14 +155,14 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return QUANTIZED_INPUTS[self._activations] if fits else {}
 
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``quantization_config`` names compressed-tensors and only formats that Ingot reads."""
+        """Return whether ``quantization_config`` names compressed-tensors, and only formats that Ingot reads."""
         quantization = self.quantization(config)
         if quantization.get("quant_method") not in METHODS or "config_groups" not in quantization:
             return False
         return all(format in FORMATS for format in _formats(quantization))
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return a layer for every ``X.weight_packed``, and for every ``X.weight`` in bytes with a scale.
+        """Return a layer for every ``X.weight_packed``, and for every ``X.weight`` of bytes with a scale.
 
         Raises ``FormatError`` ``compressed-tensors.config``, ``.parts``, ``.dtype``, ``.shape``, ``.order``;
         ``UnsupportedError`` ``compressed-tensors.format``: weights of other types.
@@ -222,7 +222,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         """Return the entries of a packed layer ``X``.
 
         They are ``X.weight_packed`` and ``X.weight_shape`` for codes in words, or ``X.weight`` for codes in bytes; then
-        ``X.weight_scale`` and, if the layer has zero points, ``X.weight_zero_point``.
+        ``X.weight_scale`` and, if there are zero points, ``X.weight_zero_point``.
         """
         layout = layout_of(spec)
         stem = spec.name.removesuffix(WEIGHT)
@@ -252,7 +252,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return entries
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` in the form of compressed-tensors: one group for each type of layers."""
+        """Return ``quantization_config`` for compressed-tensors, with one group per type of layer."""
         source = self.source_config(artifact)
         settings = self._preserved_settings(artifact, Settings(source))
         groups: dict[tuple[LayerGroup, int], tuple[ActivationSettings, list[str]]] = {}
@@ -287,9 +287,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         }
 
     def _preserved_settings(self, artifact: Artifact, settings: Settings) -> dict[str, ActivationSettings | None]:
-        """Return by tensor name how layers quantize activations, if the conversion left their weights as in the
-        source.
-        """
+        """Return, by tensor name, how layers quantize activations, if the conversion did not change their weights."""
         preserved = {}
         for spec in artifact.tensors if any(settings) else ():
             before = artifact.before.get(spec.name)
@@ -305,9 +303,9 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return preserved
 
     def _still_ignored(self, source: Config, artifact: Artifact, dense: Sequence[str]) -> Iterator[str]:
-        """Yield the names in the source's ``ignore`` that must stay there: modules that are still not packed.
+        """Yield those names of the source's ``ignore`` that must stay: modules that are still not packed.
 
-        Regular expressions are kept only if all packed layers were packed before.
+        Regular expressions stay only if all packed layers were packed before.
         """
         ignored = source.get("ignore")
         before = artifact.before
@@ -328,10 +326,9 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return result if quantization.get(KV_CACHE) is None else {**result, KV_CACHE: summarize(quantization[KV_CACHE])}
 
     def dropped_settings(self, artifact: Artifact, stated_settings: Mapping[str, str]) -> Sequence[str]:
-        """Return the settings that the written artifact does not state.
+        """Return the source's settings that the written artifact does not state.
 
-        If the source is a folder of this format, these are the settings of layers whose weights changed or whose group
-        is unknown.
+        If the source has this format, they are the settings of layers whose weights changed or whose group is unknown.
         """
         source = self.source_config(artifact)
         if not source:
@@ -355,7 +352,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
 
 
 def _require_input_scales(artifact: Artifact, packed: Set[str]) -> None:
-    """Raise ``UnsupportedError`` ``recipe.activations`` unless exactly the packed layers have a scale of inputs."""
+    """Raise ``UnsupportedError`` ``recipe.activations`` unless exactly the packed layers have an input scale."""
     stored = {
         spec.name.removesuffix(INPUT_SCALE) + WEIGHT for spec in artifact.tensors if spec.name.endswith(INPUT_SCALE)
     }
@@ -375,7 +372,7 @@ def _require_input_scales(artifact: Artifact, packed: Set[str]) -> None:
 
 
 def _why_words_unsupported(spec: TensorSpec, layout: PackedIntLayout) -> str | None:
-    """Return why integers in words are unsupported; None if they are supported."""
+    """Return why integers packed in words are not supported; None if they are."""
     if layout.packing not in (PACKED, INTS):
         return f"its integers are packed as {PACKED}, found {layout.packing}"
     if layout.order:
@@ -388,7 +385,7 @@ def _why_group_unsupported(group: int | None, cols: int) -> str | None:
 
 
 def _why_rows_unsupported(spec: TensorSpec, layout: AffineLayout) -> str | None:
-    """Return why integers row by row are unsupported; None if they are supported."""
+    """Return why integers stored row by row are not supported; None if they are."""
     if layout.packing != ROWS_LSB or layout.zeros or layout.matrix or layout.block:
         return "its codes are packed row by row, low bits first, and zero points are packed integers"
     uneven = _why_group_unsupported(layout.group_size, spec.shape[1])
@@ -415,9 +412,9 @@ def _formats(quantization: Config) -> Iterator[Any]:
 
 
 def _all_ordered(quantization: Config) -> bool:
-    """Return whether every group of ``config.json`` whose scales are by columns declares ``actorder``.
+    """Return whether every group of ``config.json`` with scales per group of columns declares ``actorder``.
 
-    Then the columns of a group need not be adjacent.
+    If so, the columns of a group need not be adjacent.
     """
     weights = [group.get("weights") for group in _groups(quantization).values() if isinstance(group, dict)]
     grouped = [item for item in weights if isinstance(item, dict) and weight_settings(item)[3] == "group"]
@@ -425,9 +422,9 @@ def _all_ordered(quantization: Config) -> bool:
 
 
 def _require_orders(entries: Entries, layers: Sequence[Layer]) -> None:
-    """Raise ``FormatError`` ``compressed-tensors.parts`` for a layer without the entry that assigns columns to groups.
+    """Raise ``FormatError`` ``compressed-tensors.parts`` if a layer lacks the entry that assigns columns to groups.
 
-    The caller checked that the configuration declares groups whose columns need not be adjacent.
+    Called if the configuration declares groups of columns that need not be adjacent.
     """
     for layer in layers:
         layout = layer.layout
@@ -442,7 +439,7 @@ def _require_orders(entries: Entries, layers: Sequence[Layer]) -> None:
 
 
 def _widths(quantization: Config) -> tuple[int, ...]:
-    """Return the bits that groups of layers declare.
+    """Return the bits that groups declare.
 
     Raises ``FormatError`` ``compressed-tensors.config``.
     """
@@ -463,7 +460,7 @@ def _widths(quantization: Config) -> tuple[int, ...]:
 
 
 def _float_layers(entries: Entries, quantization: Config, dtype: str) -> Iterator[Layer]:
-    """Yield the layers of floats: bytes, or smaller floats packed in bytes."""
+    """Yield the layers of floats: of a byte, or smaller and packed in bytes."""
     floats = []
     by_target = dict[str, list[Config]]()
     for group in _groups(quantization).values():
@@ -482,7 +479,7 @@ def _float_layers(entries: Entries, quantization: Config, dtype: str) -> Iterato
 
 
 def _layer_group(layout: Any) -> LayerGroup:
-    """Return the settings of the group for layers with this layout."""
+    """Return the group settings for layers with this layout."""
     if isinstance(layout, ScaledCodebookLayout):
         return LayerGroup(*float_group(layout), "float")
     if isinstance(layout, PackedIntLayout):
@@ -496,7 +493,7 @@ def _layer_group(layout: Any) -> LayerGroup:
 
 
 def _weight_settings_before(before: LayoutSource) -> tuple[Any, ...] | None:
-    """Return the ``weight_settings`` of a layer in the source; None if no written group can express them."""
+    """Return the ``weight_settings`` of a layer in the source; None if no group that Ingot writes has them."""
     return _weight_settings(layout_of(before))
 
 

@@ -1,7 +1,7 @@
-"""The keys of a ``quantization_config`` that a packed folder format supports, and the refusal of every other key.
+"""The keys of ``quantization_config`` that a packed folder format supports; other keys are refused.
 
-Each format has one table. A reader that skips an unknown key may read other weights than the writer meant: an online
-rotation, for example, is one key. So every key is used, irrelevant for a stated reason, or refused.
+Each format has a table. If a reader skipped unknown keys, it might read wrong weights: an online rotation, for example,
+is one key. Every key is therefore used, irrelevant for a stated reason, or refused.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ from ingot.naming.config import CONFIG
 
 RULE = "interop.config-key"
 ANY = "*"
-"""The name in a table that matches every name: of a group, a layer or a pattern."""
+"""The table entry that matches every name of a group, layer or pattern."""
 
 _MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An entry of a table of keys: whether Ingot uses, ignores or refuses a key of ``quantization_config``, and why.
+    """A table entry for a key of ``quantization_config``: whether Ingot uses, ignores or refuses the key, and why.
 
     Parameters
     ----------
     note : str
-        How the reader uses the value, or why the value does not change the weights; for a refused key, the meaning of
-        the value.
+        How the value is used, or why it does not change the weights, or, for a refused key, what it means.
     use : str
         ``used``, ``irrelevant`` or ``refused``.
     allowed : tuple
-        Values of a refused key that are not refused.
+        Values of a refused key that are accepted.
     inner : mapping, optional
-        The table of the object that is the value, or of each object in the list that is the value.
+        The table for the value, if it is an object, or for the objects of a list.
     """
 
     note: str
@@ -47,29 +46,29 @@ Table = Mapping[str, Key]
 
 
 def used(note: str, inner: Table | None = None) -> Key:
-    """Return a key whose value the reader or a report uses."""
+    """Return a table entry for a key that the reader or a report uses."""
     return Key(note, "used", inner=inner)
 
 
 def irrelevant(note: str, inner: Table | None = None) -> Key:
-    """Return a key whose value does not change the weights; ``note`` states why."""
+    """Return a table entry for a key that does not change the weights; ``note`` states why."""
     return Key(note, "irrelevant", inner=inner)
 
 
 def refused(meaning: str, *allowed: Any) -> Key:
-    """Return a key whose value the reader refuses, unless it is empty or one of ``allowed``."""
+    """Return a table entry for a key that is refused unless its value is empty or in ``allowed``."""
     return Key(meaning, "refused", allowed)
 
 
 def repeated(key: Key, names: str) -> dict[str, Key]:
-    """Return a table in which each of ``names``, separated by spaces, has the entry ``key``."""
+    """Return a table with the entry ``key`` for each of ``names``, which are separated by spaces."""
     return dict.fromkeys(names.split(), key)
 
 
 def require_known_keys(config: Mapping[str, Any], table: Table, dialect: str, path: str) -> None:
-    """Raise ``UnsupportedError`` ``interop.config-key`` for the first key that is refused or in no table.
+    """Raise ``UnsupportedError`` ``interop.config-key`` for the first key that is refused or not in the table.
 
-    Keys with the value null are skipped: null means that an option is not set.
+    Keys with the value null are skipped, because null means that an option is not set.
     """
     for name, value in config.items():
         if value is None:
@@ -95,7 +94,7 @@ def require_known_keys(config: Mapping[str, Any], table: Table, dialect: str, pa
 
 
 def location_of(key: str) -> str:
-    """Return the text that names the object under ``key`` of ``config.json`` in error messages."""
+    """Return the text for error messages that names the object under ``key`` of ``config.json``."""
     return f"{CONFIG}: {key}"
 
 

@@ -1,4 +1,4 @@
-"""Helpers for formats with small floats: grids of scales, and layers of FP8, FP4 and their scales."""
+"""Helpers for formats with small floats: grids of scales, and layers of FP8 and FP4."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCALE_TYPES = (*DTYPES_OF_VALUES, POWERS)
 
 
 def config_dtype(config: Config) -> str:
-    """Return the element type that a model's ``config.json`` declares for its weights; bf16 if it declares none."""
+    """Return the element type of weights that ``config.json`` declares; bf16 if it declares none."""
     for holder in (config, config.get("text_config")):
         for key in ("dtype", "torch_dtype"):
             declared = holder.get(key) if isinstance(holder, Mapping) else None
@@ -44,7 +44,7 @@ def config_dtype(config: Config) -> str:
 
 
 def dtype_from_torch(declared: str) -> str | None:
-    """Return the element type of weights for a torch name; None for an unknown name."""
+    """Return the element type for the name of a torch type; None for an unknown name."""
     try:
         name = resolve_dtype(declared.removeprefix("torch.")).name
     except UnsupportedError:
@@ -53,9 +53,9 @@ def dtype_from_torch(declared: str) -> str | None:
 
 
 def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid | None:
-    """Return the grid of scales of shape ``scales`` for a tensor of ``shape``; None if no grid fits.
+    """Return the grid of scales with shape ``scales`` for a tensor with ``shape``; None if no grid is possible.
 
-    Scales may be for the tensor, for rows, for blocks of ``block``, or for the matrices of a stack.
+    There may be a scale for the tensor, per row, per block of shape ``block``, or per matrix of a stack.
     """
     if prod(scales) == 1 and len(shape) < 3:
         return PER_TENSOR
@@ -64,7 +64,7 @@ def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid 
         return ROW
     if block is not None and scales == (*shape[:-2], -(-rows // block[0]), -(-cols // block[1])):
         return Tiles(*block)
-    if scales in (shape[:-2], (*shape[:-2], 1, 1)):  # a scale for each matrix of a stack
+    if scales in (shape[:-2], (*shape[:-2], 1, 1)):  # a scale per matrix of a stack
         return Tiles(rows, cols)
     return None
 
@@ -72,7 +72,7 @@ def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid 
 def fp8_layer(
     entries: Entries, key: str, scale: str, dialect: str, dtype: str, block: tuple[int, int] | None = None
 ) -> Layer:
-    """Return the layer of an FP8 matrix, or of a stack of FP8 matrices, that is multiplied by its scales.
+    """Return the layer of an FP8 matrix, or of a stack of them, which is multiplied by its scales.
 
     Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
     """
@@ -98,7 +98,7 @@ def fp8_layer(
 def fp4_layer(
     entries: Entries, keys: Mapping[str, str], dialect: str, dtype: str, second: str | None, name: str, group: int
 ) -> Layer:
-    """Return the layer of E2M1 floats, two per byte, low bits first; each ``group`` floats share a scale.
+    """Return the layer of E2M1 floats, two per byte, low bits first; ``group`` floats share a scale.
 
     ``keys`` are entries by role. Raises ``FormatError`` ``<dialect>.dtype``, ``<dialect>.shape``.
     """
@@ -139,7 +139,7 @@ def existing_entries(entries: Entries, stem: str, suffixes: Collection[str]) -> 
 
 
 def block_size(declared: Any, dialect: str) -> tuple[int, int] | None:
-    """Return the number of rows and of columns of a block, from ``config.json``.
+    """Return rows and columns of a block, from the value in ``config.json``.
 
     Raises ``FormatError`` ``<dialect>.config``.
     """
@@ -157,7 +157,7 @@ def block_size(declared: Any, dialect: str) -> tuple[int, int] | None:
 
 
 def layout_to_write(spec: TensorSpec) -> ScaledCodebookLayout | str:
-    """Return the layout of a tensor, or text that states why its parts cannot be entries of a file."""
+    """Return the layout of a tensor, or a text that states why its parts cannot be entries of a file."""
     try:
         layout = ScaledCodebookLayout.from_tensor(spec)
     except CodecError as error:
@@ -169,7 +169,7 @@ def layout_to_write(spec: TensorSpec) -> ScaledCodebookLayout | str:
 
 
 def dense_module_names(artifact: Artifact, codecs: Collection[str]) -> list[str]:
-    """Return the modules whose matrices stay dense, and the tied head if there is one."""
+    """Return the modules whose matrices are dense, and a tied head."""
     dense = [
         spec.name.removesuffix(WEIGHT)
         for spec in artifact.tensors

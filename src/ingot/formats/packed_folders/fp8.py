@@ -47,7 +47,7 @@ _SCALES = (_INVERSE, _SCALE)
 _BLOCK = "weight_block_size"
 _SCALE_KIND = "scale_fmt"
 _POWERS = "ue8m0"
-# upper limit of scales of inputs, with the default of transformers
+# upper limit of input scales, with transformers' default
 _BOUND = "activation_scale_ub"
 _NO_BOUND = 1200.0
 _SCHEME = "activation_scheme"
@@ -77,14 +77,14 @@ KEYS: Mapping[str, Key] = {
         irrelevant("a setting of the run that quantized the model"), "bits group_size desc_act sym lm_head meta"
     ),
 }
-"""For each key: whether the reader uses, ignores or refuses it."""
+"""By key: whether the reader uses, ignores or refuses it."""
 
 
 class Fp8Format(WritablePackedFolderFormat):
     """Layers ``X.weight`` (F8_E4M3), multiplied by ``X.weight_scale_inv`` or ``X.weight_scale``.
 
-    ``config.json`` applies to all layers: ``quant_method`` fp8 has one block size or none, fbgemm_fp8 has scales for
-    rows.
+    ``config.json`` applies to all layers: ``quant_method`` fp8 has one block size or none, fbgemm_fp8 has a scale per
+    row.
     """
 
     name = "fp8"
@@ -100,8 +100,10 @@ class Fp8Format(WritablePackedFolderFormat):
     companions = (_INVERSE, WEIGHT + _SCALE)
 
     def __init__(self, grid: Grid | None = None) -> None:
-        """Create the format; ``grid`` is the grid of scales of all written layers, None to use the grid of each
-        layer."""
+        """Create the format.
+
+        ``grid`` is that of the scales of all written layers, or None to keep each layer's grid.
+        """
         self._grid = grid
 
     def claims_config(self, config: Config) -> bool:
@@ -110,7 +112,7 @@ class Fp8Format(WritablePackedFolderFormat):
         return isinstance(quantization, Mapping) and quantization.get("quant_method") in _METHODS
 
     def for_activations(self, scheme: str) -> Format:
-        """Return the format itself: its layers quantize their inputs to FP8 while the model runs."""
+        """Return this format for scheme fp8, because its layers quantize their inputs to FP8 while the model runs."""
         return self if scheme == "fp8" else super().for_activations(scheme)
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
@@ -157,9 +159,9 @@ class Fp8Format(WritablePackedFolderFormat):
         return None
 
     def for_artifact(self, artifact: Artifact) -> Fp8Format:
-        """Return the format with the grid of scales that all layers share.
+        """Return the format with the grid that the scales of all layers share.
 
-        Raises ``UnsupportedError`` ``fp8.mixed``: layers with different grids, of which ``config.json`` can state only
+        Raises ``UnsupportedError`` ``fp8.mixed`` if layers have different grids, because ``config.json`` states only
         one.
         """
         packed = [(spec.shape, _grid(spec)) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
@@ -179,7 +181,7 @@ class Fp8Format(WritablePackedFolderFormat):
         )
 
     def layer_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
-        """Return ``X.weight`` and ``X.weight_scale_inv``; with scales for rows ``X.weight_scale``."""
+        """Return ``X.weight`` and ``X.weight_scale_inv``, or ``X.weight_scale`` if there is a scale per row."""
         layout = ScaledCodebookLayout.from_tensor(spec)
         grid = self._grid or _grid(spec)
         *stack, rows, cols = spec.shape
@@ -224,9 +226,9 @@ def _grid(spec: TensorSpec) -> Grid:
 
 
 def _fits_grid(grid: Grid, shape: Shape, layer_grid: Grid) -> bool:
-    """Return whether the scales of a layer of ``shape`` on ``layer_grid`` are also scales on ``grid``.
+    """Return whether the scales of a layer with ``shape`` on ``layer_grid`` are also scales on ``grid``.
 
-    This is so if the grids are equal, or if a row or matrix fits in one block.
+    They are if the grids are equal, or if a row or the matrix is within one block.
     """
     if layer_grid == grid:
         return True
@@ -246,8 +248,8 @@ def _describe(grid: Grid) -> str:
 def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config, grid: Grid | None) -> bool:
     """Return whether the inputs of each packed layer have a scale.
 
-    Return False if inputs are dynamic: the source declares so, or declares nothing and is another FP8 folder, or the
-    grid consists of tiles. Otherwise, every layer must have an entry with a scale of its inputs.
+    Return False if inputs are dynamic: the source says so, or says nothing and is another FP8 folder, or the grid
+    consists of tiles. Otherwise every layer must have an entry with its input scale.
     """
     if source.get(_SCHEME, _DYNAMIC if isinstance(grid, Tiles) or source else _STATIC) != _STATIC:
         return False
@@ -259,7 +261,7 @@ def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config,
 def _has_powers(artifact: Artifact, packed: Sequence[TensorSpec], source: Config) -> bool:
     """Return whether the scales of all ``packed`` layers are powers of two.
 
-    This is so if their type has only powers of two, or if the source declares powers of two for the same layers.
+    They are if their type has only powers of two, or if the source declares powers of two for the same layers.
     """
     if all(ScaledCodebookLayout.from_tensor(spec).scales == POWERS for spec in packed):
         return True

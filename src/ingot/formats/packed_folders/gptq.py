@@ -41,13 +41,13 @@ _FORMATS: Mapping[str, Mapping[int, str]] = {
     V2: dict.fromkeys(PACKING_FORMS[GPTQ].bits, GPTQ),
     PLANAR: dict.fromkeys(PACKING_FORMS[GPTQ].bits, GPTQ) | dict.fromkeys(PLANES, GPTQ_PLANES),
 }
-"""The packing of layers by ``checkpoint_format`` and number of bits."""
-# Conv1D of transformers stores its matrix transposed, and no file shows which layers are Conv1D.
+"""The packing of layers, by ``checkpoint_format`` and number of bits."""
+# Conv1D of transformers stores its matrix transposed, and files do not show which layers are Conv1D.
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 
 
 class GptqFormat(ColumnPackedFormat):
-    """A folder of GPTQModel or AutoGPTQ whose codes are packed along the inputs, as a stream of bits."""
+    """A folder of GPTQModel or AutoGPTQ with codes packed along the inputs as a bit stream."""
 
     name = "gptq"
     summary = "a folder of GPTQModel or AutoGPTQ: dense tensors, and layers of 2, 3, 4 or 8 bits in its words"
@@ -69,26 +69,26 @@ class GptqFormat(ColumnPackedFormat):
     symmetric_key = "sym"
 
     def __init__(self, checkpoint_format: str = V1) -> None:
-        """Create the format; ``checkpoint_format`` is the value to write.
+        """Create a format that writes the given ``checkpoint_format``.
 
-        The default is v1, which every reader supports; it stores zero points minus one.
+        The default is v1, which every reader supports and which stores zero points minus one.
         """
         self._checkpoint_format = checkpoint_format
 
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``quantization_config`` names GPTQ, and not planes."""
+        """Return whether ``quantization_config`` names GPTQ without planes."""
         return super().claims_config(config) and declared_format(config[HUGGING_FACE]) != PLANAR
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why a tensor cannot be a packed layer; codes in planes need the container ``planes``."""
+        """Return why a tensor cannot be a packed layer; codes in planes need ``GptqPlanesFormat``."""
         if PackedIntLayout.from_tensor(spec).packing == GPTQ_PLANES:
             return "its codes are packed as a stream; for codes in planes use --container planes"
         return super().why_layer_unsupported(spec)
 
     def for_artifact(self, artifact: Artifact) -> GptqFormat:
-        """Return the format for the zero points of the layers: v2 if a layer stores zero points of v2, else v1.
+        """Return the format for the layers' zero points: v2 if a layer stores them as in v2, else v1.
 
-        Raises ``UnsupportedError`` ``gptq.mixed``: zero points of v1 and v2, which a folder cannot combine.
+        Raises ``UnsupportedError`` ``gptq.mixed`` for zero points of both versions, which a folder cannot combine.
         """
         layouts = [
             PackedIntLayout.from_tensor(spec) for spec in artifact.tensors if spec.codec in self.traits.packed_codecs
@@ -114,11 +114,11 @@ class GptqFormat(ColumnPackedFormat):
     def layers_of(self, entries: Entries, quantization: Config, stems: Sequence[str]) -> Iterator[Layer]:
         """Yield the packed layer of each name in ``stems``.
 
-        If ``dynamic`` has a rule for a layer, the tensors' shapes and ``g_idx`` determine its bits and group size.
+        If ``dynamic`` has a rule for a layer, its bits and group size follow from the shapes and ``g_idx``.
 
-        In a folder of symmetric codes, every zero point is the middle code, which v1 and v2 store differently. If no
-        layer's zero points are the middle code in the declared version, but all are in the other version, the folder
-        is read in the other version, and ``remarks`` reports it.
+        In a folder of symmetric codes, every zero point is the middle code, which v1 and v2 store differently. If all
+        zero points are middle codes in the other version than the declared one, that version is used, and ``remarks``
+        reports it.
         """
         name = declared_format(quantization)
         if name not in _FORMATS:
@@ -167,7 +167,7 @@ class GptqFormat(ColumnPackedFormat):
         return quantization.get("sym") is True and no_rule_is_asymmetric(quantization)
 
     def middle_zeros(self, layout: PackedIntLayout, shape: Shape) -> tuple[Array, Array]:
-        """Return one row of packed middle zero points, and a mask without the bits after the last zero point."""
+        """Return a row of packed middle zero points, and a mask without the bits after the last zero point."""
         bits = layout.bits
         rows = shape[0]
         planes = PLANES[bits] if layout.packing == GPTQ_PLANES else ((bits, 0),)
@@ -181,8 +181,9 @@ class GptqFormat(ColumnPackedFormat):
         return line, mask
 
     def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
-        """Return remarks: ``gptq.format`` if two keys declare different formats, ``gptq.zero-points`` if the format
-        does not fit."""
+        """Return remarks: ``gptq.format`` if two keys declare different formats, ``gptq.zero-points`` if the declared
+        version is wrong.
+        """
         quantization = self.quantization(config)
         remarks = []
         declared = declared_format(quantization)
@@ -235,7 +236,7 @@ class GptqFormat(ColumnPackedFormat):
         return rows
 
     def layer_entries(self, spec: TensorSpec) -> list[FileEntry]:
-        """Return the entries of every column-packed layer, and ``X.g_idx``."""
+        """Return the entries of a column-packed layer, and ``X.g_idx``."""
         layout = PackedIntLayout.from_tensor(spec)
         cols = spec.shape[1]
         stem = spec.name.removesuffix(".weight")
@@ -248,8 +249,7 @@ class GptqFormat(ColumnPackedFormat):
         return [*super().layer_entries(spec), g_idx]
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` in the form of GPTQModel; ``dynamic`` lists layers that differ or are
-        dense."""
+        """Return ``quantization_config`` as GPTQModel writes it; ``dynamic`` lists layers that differ or are dense."""
         usual, layouts = self.usual_layout(artifact)
         if usual is None:
             return {}
@@ -273,7 +273,7 @@ class GptqFormat(ColumnPackedFormat):
 
 
 class GptqPlanesFormat(GptqFormat):
-    """A folder of GPTQModel in which codes of 3, 5, 6 or 7 bits are packed in planes (``gptq_p``)."""
+    """A folder of GPTQModel with codes of 3, 5, 6 or 7 bits in planes (``gptq_p``)."""
 
     name = "gptq-planes"
     summary = (
@@ -290,32 +290,32 @@ class GptqPlanesFormat(GptqFormat):
         super().__init__(PLANAR)
 
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``quantization_config`` names GPTQ, and planes."""
+        """Return whether ``quantization_config`` names GPTQ with planes."""
         return ColumnPackedFormat.claims_config(self, config) and declared_format(config[HUGGING_FACE]) == PLANAR
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why a tensor cannot be a packed layer; codes that would be read as planes must be in planes."""
+        """Return why a tensor cannot be a packed layer; codes that readers expect in planes must be in planes."""
         layout = PackedIntLayout.from_tensor(spec)
         if layout.packing == GPTQ and layout.bits in PLANES:
             return f"its codes of {layout.bits} bits are packed in planes"
         return ColumnPackedFormat.why_layer_unsupported(self, spec)
 
     def for_artifact(self, artifact: Artifact) -> GptqPlanesFormat:
-        """Return the format itself: zero points are always stored unchanged."""
+        """Return this format, because zero points are stored unchanged."""
         return self
 
 
 def declared_format(quantization: Config) -> str:
-    """Return the declared layout; as in GPTQModel, ``format`` takes precedence over ``checkpoint_format``."""
+    """Return the declared layout; ``format`` takes precedence over ``checkpoint_format``, as in GPTQModel."""
     values = (quantization.get(key) for key in ("format", "checkpoint_format"))
     value = next((value for value in values if value is not None), V1)
     return value.lower() if isinstance(value, str) else repr(value)
 
 
 def _other_zero_points(layer: Layer) -> Layer | None:
-    """Return the layer with its stored zero points read as those of the other version, v2 for v1 and v1 for v2.
+    """Return the layer with its stored zero points interpreted as in the other version (v1 or v2).
 
-    None if codes are in planes, which only one version has.
+    None for codes in planes, which have one version.
     """
     layout = words_layout(layer)
     packing = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.packing)
@@ -334,7 +334,7 @@ def _variant(format: str, bits: int, stem: str) -> str:
 
 
 def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
-    """Return 32 packed codes, all equal to ``point``, in the given planes: (bits, lowest bit) each."""
+    """Return 32 packed codes that all equal ``point``; each plane is (bits, lowest bit)."""
     period = b""
     for width, low in planes:
         field = point >> low & (1 << width) - 1
@@ -343,15 +343,15 @@ def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _first_run(order: Array) -> int | None:
-    """Return the number of leading columns in one group; None if all columns are in this group."""
+    """Return the number of leading columns in the first group; None if all columns are in it."""
     later_columns = np.flatnonzero(order != order[0])
     return int(later_columns[0]) if later_columns.size else None
 
 
 def _with_order(layer: Layer, layout: PackedIntLayout, order: Array, stem: str) -> Layer:
-    """Return the layer with its ``g_idx``.
+    """Return the layer with the entry ``g_idx``.
 
-    If groups are runs of columns, it is an extra entry; otherwise it is the part ``order``.
+    It is an extra entry if groups are runs of columns, else the part ``order``.
     """
     if np.array_equal(order, np.arange(order.size) // (layout.group or order.size)):
         return replace(layer, extra=(stem + G_IDX,))

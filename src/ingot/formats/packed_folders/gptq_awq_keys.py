@@ -36,7 +36,7 @@ _PER_LAYER = {
     "rotation": ROTATION,
     **CALIBRATION,
 }
-"""Keys of one rule in ``dynamic``."""
+"""Keys of a rule in ``dynamic``."""
 
 _COMMON: dict[str, Key] = {
     **CALIBRATION,
@@ -60,7 +60,7 @@ _AWQ_KERNELS = (
     *("auto", "auto_trainable", "autoawq", "exllama", "exllama_v1", "exllama_v2", "gemm", "gemm_triton", "gemv"),
     *("ipex", "machete", "marlin", "torch_awq", "torch_fused_awq"),
 )
-"""Values of ``backend`` that only name the kernel of the loading program."""
+"""Values of ``backend`` that only name a kernel of the loading program."""
 
 GPTQ_KEYS: dict[str, Key] = {
     **_COMMON,
@@ -101,7 +101,7 @@ _SCHEME: dict[str, Key] = {
     "scale_dtype": irrelevant("the type of the scales; the entries show it"),
     "in_blocks": irrelevant("which layers are packed; the entries of the files show it"),
 }
-"""Keys of one layer in ``extra_config``: AutoRound's ``QuantizationScheme``."""
+"""Keys of a layer in ``extra_config``: AutoRound's ``QuantizationScheme``."""
 
 AUTOROUND_KEYS: dict[str, Key] = {
     **_COMMON,

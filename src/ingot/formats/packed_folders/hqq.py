@@ -57,7 +57,7 @@ KEYS: Mapping[str, Key] = {
     "axis": irrelevant("each layer's own settings say it"),
     "view_as_float": irrelevant("each layer's own settings say it"),
 }
-"""For each key: whether the reader uses, ignores or refuses it."""
+"""By key: whether the reader uses, ignores or refuses it."""
 
 
 class HqqFormat(PackedFolderFormat):
@@ -77,13 +77,12 @@ class HqqFormat(PackedFolderFormat):
         return quantization is None or (isinstance(quantization, Mapping) and quantization.get("quant_method") == "hqq")
 
     def confirms(self, store: Store) -> bool:
-        """Return whether the configuration names HQQ; without a configuration, whether a header has HQQ's names."""
+        """Return whether the configuration names HQQ or, without a configuration, whether a header has HQQ's names."""
         config = self.read_config(store)
         name = self.entry(store.names())
         if name is None or not self.claims_config(config):
             return False
-        # In a remote folder each read is a request, so only the beginning is read: the settings of a first layer are
-        # there.
+        # only the beginning of a remote file is read, as each read is a request; it has the first layer's settings
         head = b"" if HUGGING_FACE in config else store.head(name, _HEAD)
         return HUGGING_FACE in config or any(all(key in head for key in sign) for sign in _SIGNS)
 
@@ -116,7 +115,7 @@ def _layer(entries: Entries, stem: str) -> Layer:
     axis = _numbers(required[_AXIS])
     variant, full_group = (HQQ_COLUMNS, rows) if axis == [0] else (HQQ, cols)
     group = _numbers(entries[stem + _GROUP])[0] if stem + _GROUP in entries else full_group
-    # Groups of columns are strided over the complete matrix, and may exceed its number of rows.
+    # Groups of columns are strided over the full matrix, and may exceed its number of rows.
     if axis not in ([0], [1]) or group < 1 or (rows * cols if variant == HQQ_COLUMNS else cols) % group:
         raise UnsupportedError(
             f"expected groups that divide {rows} x {cols}, found groups of {group} on axis {axis}",
@@ -153,7 +152,7 @@ def _layer(entries: Entries, stem: str) -> Layer:
 
 
 def _numbers(setting: Tensor) -> list[int]:
-    """Return the integers of ``setting``, a tensor that stores a setting; raises ``FormatError`` ``hqq.dtype``."""
+    """Return the integers in ``setting``, a tensor that stores a setting; raise ``FormatError`` ``hqq.dtype``."""
     if setting.dtype not in ("u8", "i8", "i32", "i64", "bool") or not 0 < setting.size <= _MAX_NUMBERS:
         raise FormatError(
             "hqq.dtype",

@@ -1,4 +1,4 @@
-"""Folders for ``mlx_lm``: safetensors whose packed layers ``config.json`` describes (``spec/mlx.md``)."""
+"""Folders for ``mlx_lm``: safetensors files, and a ``config.json`` that describes packed layers (``spec/mlx.md``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BIASES = ".biases"
 KEYS = ("quantization", "quantization_config")
 AUTOROUND_METHODS = ("auto-round", "intel/auto-round", "auto_round")
 AUTOROUND_PACKINGS = ("mlx", "auto_round:mlx")
-"""Names of AutoRound, and of MLX's layout in AutoRound; its object is then under ``quantization_config``."""
+"""Names of AutoRound and of MLX's layout in AutoRound, which uses the key ``quantization_config``."""
 _GRID_KEYS: Mapping[str, Key] = {
     "bits": used("bits of a code"),
     "group_size": used("columns of a group"),
@@ -51,9 +51,9 @@ SCALE_DTYPES = ("f16", "bf16", "f32")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The packing of a layer: bits of a code, columns of a group, and the mode.
+    """The packing of a layer: bits per code, columns per group, and mode.
 
-    Mode ``affine`` has integers with an offset; the other modes have small floats.
+    Mode ``affine`` has integers with an offset; other modes have small floats.
     """
 
     bits: int
@@ -61,7 +61,7 @@ class Grid:
     mode: str = MODE
 
     def layout(self, dtype: str) -> AffineLayout | ScaledCodebookLayout:
-        """Return the layout of a packed layer whose values are of type ``dtype``.
+        """Return the layout of a packed layer whose values have type ``dtype``.
 
         For integers, ``dtype`` is also the type of scales and offsets.
         """
@@ -73,8 +73,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The packing that ``config.json`` declares: the usual grid, and the grids of the layers that differ by module
-    path.
+    """The packing that ``config.json`` declares: the usual grid, and the grids of layers that differ, by module path.
 
     The grid of a dense layer is None.
     """
@@ -107,12 +106,14 @@ class MlxFormat(WritablePackedFolderFormat):
         quantization = config.get("quantization")
         hf_config = config.get("quantization_config")
         if isinstance(hf_config, dict) and hf_config.get("quant_method") and not _is_autoround(hf_config):
-            return False  # packed by another program
+            return False  # another program packed it
         return isinstance(quantization, dict) and "bits" in quantization and "group_size" in quantization
 
     def check_keys(self, config: Config) -> None:
-        """Raise ``UnsupportedError`` ``interop.config-key`` for unknown keys; objects and bools are settings of
-        layers."""
+        """Raise ``UnsupportedError`` ``interop.config-key`` for unknown keys.
+
+        Objects and bools are settings of layers.
+        """
         quantization = config["quantization"]
         paths = {
             path: used("a layer", _GRID_KEYS) for path, value in quantization.items() if isinstance(value, bool | dict)
@@ -120,7 +121,7 @@ class MlxFormat(WritablePackedFolderFormat):
         require_known_keys(quantization, {**paths, **_GRID_KEYS}, self.name, location_of("quantization"))
 
     def layers(self, entries: Entries, config: Config) -> Sequence[Layer]:
-        """Return the layers: three entries for a layer of integers, two for a layer of small floats.
+        """Return the layers; a layer of integers has three entries, one of small floats has two.
 
         Raises ``FormatError`` ``mlx.config``, ``mlx.parts``, ``mlx.dtype``, ``mlx.shape`` and ``UnsupportedError``
         ``mlx.mode``.
@@ -159,8 +160,9 @@ class MlxFormat(WritablePackedFolderFormat):
         ]
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return the keys in the form of mlx_lm: the most frequent grid is the default, layers with another grid are
-        named."""
+        """Return the keys as mlx_lm writes them: the most frequent grid is the default, and layers with another grid
+        are listed.
+        """
         layers = {
             spec.name.removesuffix(WEIGHT): _grid_of(spec)
             for spec in artifact.tensors
@@ -179,7 +181,7 @@ class MlxFormat(WritablePackedFolderFormat):
 
 
 def _is_autoround(quantization: Config) -> bool:
-    """Return whether AutoRound wrote a folder with the layers of this format."""
+    """Return whether AutoRound wrote this folder in MLX's layout."""
     return (
         quantization.get("quant_method") in AUTOROUND_METHODS
         and quantization.get("packing_format") in AUTOROUND_PACKINGS
@@ -192,9 +194,9 @@ def quantization_of(config: Config) -> Quantization:
     Raises
     ------
     FormatError
-        ``mlx.config``: a value of the wrong type, bits or a group that MLX does not have.
+        ``mlx.config``: a value of the wrong type, or bits or a group that MLX does not support.
     UnsupportedError
-        ``mlx.mode``: a mode that MLX 0.32 does not have.
+        ``mlx.mode``: a mode that MLX 0.32 does not support.
     """
     quantization = config["quantization"]
     layers: dict[str, Grid | None] = {}

@@ -80,14 +80,14 @@ KEYS: Mapping[str, Key] = {
     "rotation": refused("inputs of layers are multiplied by a rotation while the model runs"),
     "lora_rank": refused("a product of two small matrices is added to each layer"),
 }
-"""For each key: whether the reader uses, ignores or refuses it."""
+"""By key: whether the reader uses, ignores or refuses it."""
 
 
 class ModelOptFormat(WritablePackedFolderFormat):
     """Layers of ModelOpt: NVFP4, FP8, and integers of 4 bits.
 
-    They have ``X.weight`` (U8 or F8_E4M3) and ``X.weight_scale``; NVFP4 also ``X.weight_scale_2``; integers optionally
-    ``X.pre_quant_scale``, by which inputs are multiplied.
+    They have ``X.weight`` (U8 or F8_E4M3) and ``X.weight_scale``. NVFP4 layers also have ``X.weight_scale_2``; integer
+    layers may have ``X.pre_quant_scale``, by which inputs are multiplied.
     """
 
     name = "modelopt"
@@ -113,8 +113,9 @@ class ModelOptFormat(WritablePackedFolderFormat):
         return isinstance(quantization, Mapping) and quantization.get("quant_method") in ("modelopt", "modelopt_fp4")
 
     def from_side_file(self, contents: dict[str, Any]) -> dict[str, Any]:
-        """Return ``quantization`` of the file merged with the other keys; raises ``FormatError``
-        ``modelopt.config``."""
+        """Return ``quantization`` of the side file, merged with its other keys; raise ``FormatError``
+        ``modelopt.config``.
+        """
         inner = contents.pop("quantization", None)
         if not isinstance(inner, dict):
             raise FormatError("modelopt.config", "expected an object under 'quantization'", where=_SIDE_FILE)
@@ -124,7 +125,7 @@ class ModelOptFormat(WritablePackedFolderFormat):
         """Return the packed layers among ``entries``.
 
         Raises ``FormatError`` ``modelopt.parts``, ``modelopt.dtype``, ``modelopt.shape``; ``UnsupportedError``
-        ``modelopt.algorithm``: another packing; ``modelopt.pre-quant-scale``: factors of inputs of layers that are not
+        ``modelopt.algorithm`` for another packing, ``modelopt.pre-quant-scale`` for factors of inputs in layers without
         integers.
         """
         algorithm = config[HUGGING_FACE].get(_ALGORITHM)
@@ -199,9 +200,9 @@ class ModelOptFormat(WritablePackedFolderFormat):
         ]
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` in the form of ModelOpt.
+        """Return ``quantization_config`` as ModelOpt writes it.
 
-        If no tensor contains scales of activations, only the weights are declared to be quantized.
+        Without scales of activations, only the weights are declared to be quantized.
         """
         activations = any(spec.name.endswith(".input_scale") for spec in artifact.tensors)
         packed = [spec for spec in artifact.tensors if spec.codec in self.traits.packed_codecs]
@@ -228,7 +229,7 @@ class ModelOptFormat(WritablePackedFolderFormat):
         }
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return the settings of keys and values, and ``quant_algo`` if it includes inputs."""
+        """Return the settings of keys and values, and ``quant_algo`` if it quantizes inputs."""
         quantization = config.get(HUGGING_FACE)
         keys = quantization if isinstance(quantization, Mapping) else {}
         inputs = {_ALGORITHM: algorithm} if (algorithm := keys.get(_ALGORITHM)) in ("NVFP4", "FP8") else {}
@@ -244,7 +245,7 @@ def _layer_config(spec: TensorSpec, *, activations: bool) -> dict[str, Any]:
 
 
 def _integers(entries: Entries, key: str, dtype: str) -> Layer:
-    """Return the layer of a matrix of signed 4-bit integers, two rows in a byte."""
+    """Return the layer of a matrix of signed 4-bit integers, two rows per byte."""
     codes = entries[key]
     scale = entries[key + _SCALE]
     rows, cols = (2 * codes.shape[0], codes.shape[1]) if len(codes.shape) == 2 else (0, 0)

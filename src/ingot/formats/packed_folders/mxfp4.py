@@ -1,4 +1,4 @@
-"""MXFP4 folders, in which gpt-oss is published: experts of E2M1 floats with powers of two (``spec/interop.md``)."""
+"""MXFP4 folders, the format of gpt-oss: experts of E2M1 floats with powers of two as scales (``spec/interop.md``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS: Mapping[str, Key] = {
     "modules_to_not_convert": irrelevant("which layers are dense; the names of the entries show it"),
     "dequantize": irrelevant("a setting of the program that loads the folder"),
 }
-"""For each key: whether the reader uses, ignores or refuses it."""
+"""By key: whether the reader uses, ignores or refuses it."""
 
 
 class Mxfp4Format(WritablePackedFolderFormat):
@@ -107,7 +107,7 @@ class Mxfp4Format(WritablePackedFolderFormat):
         ]
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` in the form of gpt-oss."""
+        """Return ``quantization_config`` as in gpt-oss."""
         if not any(spec.codec in self.traits.packed_codecs for spec in artifact.tensors):
             return {}
         return {HUGGING_FACE: {"modules_to_not_convert": list(_DENSE), "quant_method": "mxfp4"}}

@@ -1,4 +1,4 @@
-"""Folders of optimum-quanto: bytes with a scale for each row, and integers of 2 and 4 bits (``spec/interop.md``)."""
+"""Folders of optimum-quanto: bytes with a scale per row, and integers of 2 and 4 bits (``spec/interop.md``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DATA = "._data"
 _PACKED = "._data._data"
 _SCALE = "._scale"
 _SHIFT = "._shift"
-# Keys of config.json for the inputs of a Linear: files contain groups, but not the number of groups in a row.
+# keys of config.json for the inputs of a Linear; files contain groups, but not their number per row
 _INPUTS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("hidden_size",)),
     "down_proj": ("intermediate_size",),
@@ -38,12 +38,13 @@ KEYS: Mapping[str, Key] = {
     "activations": used("how inputs are quantized"),
     "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
 }
-"""For each key: whether the reader uses, ignores or refuses it."""
+"""By key: whether the reader uses, ignores or refuses it."""
 
 
 class QuantoFormat(PackedFolderFormat):
-    """Layers ``X.weight._data`` (I8 or FP8) with ``X.weight._scale`` for each row; ``X.weight._data._data`` of 2 or
-    4 bits."""
+    """Layers ``X.weight._data`` (I8 or FP8) with a scale per row in ``X.weight._scale``, or ``X.weight._data._data`` of
+    2 or 4 bits.
+    """
 
     name = "quanto"
     summary = "a folder of optimum-quanto: dense tensors, and matrices of int8, FP8 and 2 and 4 bits; read only"
@@ -52,8 +53,10 @@ class QuantoFormat(PackedFolderFormat):
     companions = (_DATA, _PACKED, _SCALE, _SHIFT)
 
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``quant_method`` is quanto; folders written by the package itself have ``quanto_qmap.json``
-        instead."""
+        """Return whether ``quant_method`` is quanto.
+
+        Folders that the package wrote have ``quanto_qmap.json`` instead.
+        """
         quantization = config.get(HUGGING_FACE)
         return isinstance(quantization, Mapping) and quantization.get("quant_method") == "quanto"
 
@@ -134,11 +137,11 @@ def _packed(entries: Entries, name: str, config: Config) -> Layer:
 
 
 def _columns(entries: Entries, name: str, config: Config, size: int) -> int | None:
-    """Return the number of columns of the matrix ``name``, which has ``size`` values and is stored without its shape.
+    """Return the number of columns of the matrix ``name``, which has ``size`` values but no stored shape.
 
-    Return None if neither the matrix's bias nor the configuration defines it.
+    Return None if it follows neither from the matrix's bias nor from the configuration.
 
-    Models of several parts (``text_config``, ``vision_config``) have modules with equal names, whose sizes must agree.
+    Models of several parts (``text_config``, ``vision_config``) may have modules of equal name, whose sizes must agree.
     """
     module = name.rpartition(".")[0]
     bias = entries.get(f"{module}.bias")
@@ -151,7 +154,7 @@ def _columns(entries: Entries, name: str, config: Config, size: int) -> int | No
 
 
 def _size_from_config(config: Config, keys: Sequence[str]) -> int | None:
-    """Return the product of the sizes that ``config`` has under ``keys``; None if one is missing."""
+    """Return the product of the sizes under ``keys`` in ``config``; None if one is missing."""
     sizes = [config.get(key) for key in keys]
     if keys[-1:] == ("head_dim",) and sizes[-1] is None:
         sizes = [config.get("hidden_size")]
@@ -160,7 +163,7 @@ def _size_from_config(config: Config, keys: Sequence[str]) -> int | None:
 
 
 def _activations(entries: Entries, name: str) -> tuple[str, ...]:
-    """Return the entries of a module's activation scales whose value is 1, which have no effect.
+    """Return the entries of activation scales of a module whose value is 1, so that they have no effect.
 
     quanto writes such scales for modules whose activations are not quantized.
     """

@@ -1,4 +1,4 @@
-"""torchao folders: tensors that torchao splits into codes, scales and zero points (``spec/interop.md``)."""
+"""torchao folders, in which a tensor is stored as codes, scales and zero points (``spec/interop.md``)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KEYS: Mapping[str, Key] = {
     "include_input_output_embeddings": irrelevant("which layers are packed; the entries show it"),
     "untie_embedding_weights": irrelevant("whether the head has a weight of its own; the entries show it"),
 }
-"""For each key: whether the reader uses, ignores or refuses it."""
+"""By key: whether the reader uses, ignores or refuses it."""
 
 
 class TorchaoFormat(PackedFolderFormat):
@@ -64,7 +64,7 @@ class TorchaoFormat(PackedFolderFormat):
         return isinstance(quantization, Mapping) and quantization.get("quant_method") == "torchao"
 
     def layers_in(self, catalog: Catalog, config: Config) -> Sequence[Layer]:
-        """Return the layers; the metadata of the files name the class of each tensor.
+        """Return the layers; the metadata of the files names the class of each tensor.
 
         Raises ``FormatError`` ``torchao.parts``, ``torchao.dtype``, ``torchao.shape``; ``UnsupportedError``
         ``torchao.type``: a class with another packing, or with factors of inputs.
@@ -96,7 +96,7 @@ class TorchaoFormat(PackedFolderFormat):
 
 
 def _parse_description(text: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the class of a tensor and its ``_data``, from its JSON text in the metadata."""
+    """Parse the JSON text of the metadata: return the class of a tensor and its ``_data``."""
     try:
         description = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
@@ -140,9 +140,9 @@ def _integers(entries: Entries, stem: str, dtype: str, _: Mapping[str, Any]) -> 
 
 
 def _int4(entries: Entries, stem: str, dtype: str, _: Mapping[str, Any]) -> Layer:
-    """Return the layer of signed codes, two in a byte, the first in the low bits.
+    """Return the layer of signed codes, two per byte, the first in the low bits.
 
-    Scales and offsets (added to products) are stored by groups, then rows.
+    Scales and offsets, which are added to products, are stored by groups, then rows.
     """
     codes, scale, zeros = require_entries(entries, stem, (_QDATA, _SCALE, _ZERO), "torchao.parts").values()
     if codes.dtype not in ("i8", "u8") or scale.dtype not in _SCALES or zeros.dtype != scale.dtype:
@@ -162,7 +162,7 @@ def _int4(entries: Entries, stem: str, dtype: str, _: Mapping[str, Any]) -> Laye
 
 
 def _small(entries: Entries, stem: str, dtype: str, data: Mapping[str, Any]) -> Layer:
-    """Return the layer of an MX format or NVFP4: floats of 4 or 8 bits with a small scale for 32 or 16 columns.
+    """Return the layer of an MX format or NVFP4: floats of 4 or 8 bits with a small scale per 32 or 16 columns.
 
     The scales may be swizzled.
     """
@@ -196,7 +196,7 @@ def _small(entries: Entries, stem: str, dtype: str, data: Mapping[str, Any]) -> 
 def _unswizzle(stored: bytes, rows: int, groups: int) -> bytes:
     """Return swizzled scales in row-major order.
 
-    They are stored in blocks of 128 rows and 4 scales, in which rows at a distance of 32 are adjacent.
+    They are stored in blocks of 128 rows and 4 scales, in which rows 32 apart are adjacent.
     """
     block_rows = -(-rows // _BLOCK[0])
     block_columns = -(-groups // _BLOCK[1])

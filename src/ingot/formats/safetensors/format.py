@@ -1,4 +1,4 @@
-"""The format of safetensors files and shards: which tensors they can store, and their reader and writers."""
+"""The format of safetensors files and shards: supported tensors, reader and writers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SafetensorsFormat(Format):
     )
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Return whether the suffix fits, or else whether a plausible header length is followed by ``{``."""
+        """Return whether the suffix fits, or the file begins with a plausible header length and ``{``."""
         if name.lower().endswith((SUFFIX, INDEX_SUFFIX)):
             return True
         return head[PREFIX : PREFIX + 1] == b"{" and int.from_bytes(head[:PREFIX], "little") <= MAX_HEADER
@@ -60,8 +60,9 @@ class SafetensorsFormat(Format):
         return file_entries(spec)
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Return the catalog of a file or index. Only sparse patches have digests to verify; they are read as a
-        delta."""
+        """Return the catalog of a file or index. A sparse patch is read as a delta; only sparse patches have digests to
+        verify.
+        """
         reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
         catalog = reader(store, name, verify=verify)
         if not is_patch(catalog.metadata):
@@ -74,8 +75,7 @@ class SafetensorsFormat(Format):
             raise
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the metadata as strings: ``__metadata__`` maps strings to strings, so other values become JSON
-        text."""
+        """Return the metadata as strings, as ``__metadata__`` requires; other values become JSON text."""
         return {
             key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
             for key, value in values.items()
@@ -86,7 +86,7 @@ class SafetensorsFormat(Format):
         return stem + SUFFIX
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:
-        """Return the exact number of bytes of all files, index included."""
+        """Return the exact number of bytes of all files, including the index."""
         return files_size(self.file_name("model"), artifact, options, self)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> SafetensorsWriter:

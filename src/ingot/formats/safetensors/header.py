@@ -1,8 +1,8 @@
-"""The header of a safetensors file: bytes to a checked table of tensors, and back.
+"""The header of a safetensors file: parsing and checks, and encoding.
 
-Layout (safetensors README, "Format"): 8 bytes N as unsigned little-endian, N bytes of JSON that begin with ``{``, then
-the data buffer. The JSON maps names to ``{"dtype", "shape", "data_offsets": [begin, end]}``, offsets counted from the
-buffer's start; ``__metadata__`` maps strings to strings. The buffer is covered completely, without holes or overlaps.
+Layout (safetensors README, "Format"): 8 bytes N as unsigned little-endian; N bytes of JSON that begin with ``{``; the
+data buffer. The JSON maps names to ``{"dtype", "shape", "data_offsets": [begin, end]}``, with offsets from the buffer's
+start; ``__metadata__`` maps strings to strings. Tensors cover the buffer completely, without holes or overlaps.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ PREFIX = 8
 METADATA = "__metadata__"
 
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
-# The beginnings of escapes of a colon, of a minus, and of surrogates, which may be half a pair.
+# beginnings of escapes of a colon, of a minus, and of surrogates, which may be half a pair
 _HIDING = (b"\\u003", b"\\u002", b"\\ud", b"\\uD")
 _BITS = {spelling: row.bits for spelling, row in BY_SAFETENSORS.items()}
 
 
 @preload
 class Entry(msgspec.Struct, gc=False):
-    """The fields of one tensor in the header.
+    """The header fields of a tensor.
 
-    The defaults are invalid, so that a missing field cannot pass the checks.
+    The defaults are invalid, so that a missing field fails the checks.
     """
 
     dtype: str = ""
@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, gc=False):
 
 @preload
 class Header(msgspec.Struct, gc=False):
-    """A checked header: tensors in the order of their bytes, and the metadata of the file."""
+    """A checked header: tensors in the order of their bytes, and the file's metadata."""
 
     entries: Mapping[str, Entry]
     metadata: dict[str, str]
@@ -69,9 +69,10 @@ _METADATA_ONLY = msgspec.json.Decoder(_MetadataOnly)
 
 
 def parse(data: bytes, buffer_length: int, location: str) -> Header:
-    """Return the checked header of a file whose data buffer has ``buffer_length`` bytes.
+    """Parse and check the header of a file whose data buffer has ``buffer_length`` bytes.
 
-    If ``_decode`` cannot prove that a header is valid, the header is checked rule by rule, to name the broken rule.
+    If ``_decode`` cannot prove that a header is valid, it is checked rule by rule, so that the error names the broken
+    rule.
 
     Raises ``FormatError`` with the rules of spec/safetensors.md.
     """
@@ -82,10 +83,10 @@ def parse(data: bytes, buffer_length: int, location: str) -> Header:
 
 
 def _decode(data: bytes) -> Header | None:
-    """Return the header if no key is repeated, missing or unknown; None if that cannot be proven here.
+    """Return the header if no key is repeated, missing or unknown; None if this function cannot prove that.
 
     The decoder drops a repeated key, but its colon stays in the bytes. If no colon is escaped, the number of colons
-    equals the number of decoded keys plus the colons within names and metadata. ``-0`` is detected the same way.
+    must equal the number of decoded keys plus the colons in names and metadata. ``-0`` is detected likewise.
     """
     if data[:1] != b"{" or (b"\\" in data and any(escape in data for escape in _HIDING)):
         return None
@@ -105,9 +106,9 @@ def _decode(data: bytes) -> Header | None:
 def _fills(entries: Mapping[str, Entry], buffer_length: int) -> bool:
     """Return whether ``entries``, in this order, fill a buffer of ``buffer_length`` bytes without gaps or overlaps.
 
-    Return False also for an unknown type, or a size that does not match shape and type.
+    Also return False for an unknown type, or a size that contradicts shape and type.
     """
-    sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}  # few distinct pairs
+    sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}  # there are few distinct pairs
     position = 0
     for entry in entries.values():
         dtype_and_shape = entry.dtype, entry.shape
@@ -131,7 +132,7 @@ def _nbytes(entry: Entry) -> int | None:
 
 
 def _strict(data: bytes, buffer_length: int, location: str) -> Header:
-    """Return the header after all checks in the order of the spec page, which report the first broken rule."""
+    """Return the header after all checks in the order of the spec page, so that the first broken rule is reported."""
     if data[:1] != b"{":
         beginning = f"{data[:1]!r}" if data else f"an empty header; {TRUNCATED_HINT}"
         raise FormatError(
@@ -152,7 +153,7 @@ def _strict(data: bytes, buffer_length: int, location: str) -> Header:
 def _check_types(data: bytes, location: str) -> None:
     """Raise an error if a header is not UTF-8 JSON whose values are objects, strings and lists of integers.
 
-    The check needs only bounded memory.
+    The check needs limited memory, whatever the header.
     """
     try:
         _METADATA_ONLY.decode(data)
@@ -221,10 +222,10 @@ def _check_layout(entries: Mapping[str, Entry], buffer_length: int, location: st
 
 
 def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytearray:
-    """Return prefix and header, padded with spaces to a multiple of 8 so that the data buffer is aligned.
+    """Return prefix and header, padded with spaces so that the data buffer begins at a multiple of 8.
 
-    Keys, escapes and their order are those of the package ``safetensors``: metadata first if there is any. ``entries``
-    is iterated once and may build each entry on access.
+    Keys, escapes and their order are those of the package ``safetensors``: metadata first, if any. ``entries`` is
+    iterated once and may build entries on access.
     """
     header = bytearray(PREFIX) + b"{"
     encode_json = msgspec.json.Encoder().encode
@@ -239,9 +240,7 @@ def encode(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytearr
 
 
 class File(NamedTuple):
-    """An open file whose header was checked. Its data buffer begins at ``start``; ``raw`` returns the header's
-    bytes.
-    """
+    """An open file with a checked header. Its data buffer begins at ``start``; ``raw`` returns the header's bytes."""
 
     name: str
     source: ByteSource
@@ -251,7 +250,7 @@ class File(NamedTuple):
 
 
 def tensors_of(files: Sequence[File]) -> LazyMap[Tensor]:
-    """Return the tensors of one or several files, in order."""
+    """Return the tensors of one or more files, in order."""
     if len(files) == 1:
         names: Mapping[str, Any] = files[0].header.entries
         homes: Mapping[str, File] = {}
@@ -277,7 +276,7 @@ def tensors_of(files: Sequence[File]) -> LazyMap[Tensor]:
 
 
 def open_file(store: Store, name: str, *, verify: bool = True) -> File:
-    """Open a safetensors file and check its header against the file's size, and against its digest if it has one.
+    """Open a safetensors file; check its header against the file's size, and against its digest if there is one.
 
     Raises ``FormatError``; ``IntegrityError`` ``manifest.digest``.
     """
@@ -316,7 +315,7 @@ def _header_length(source: ByteSource, name: str) -> int:
 
 
 def read_single(store: Store, name: str, *, verify: bool = True) -> Catalog:
-    """Read one file as a checkpoint; raises the errors of ``open_file``."""
+    """Read a single file as a checkpoint; raises the errors of ``open_file``."""
     file = open_file(store, name, verify=verify)
     headers = headers_of({name: file.raw})
     return Catalog(tensors_of([file]), metadata=file.header.metadata, headers=headers, sources=(file.source,))

@@ -1,7 +1,7 @@
-"""Shards: ``model.safetensors.index.json`` maps tensor names to files of the same folder.
+"""Shards: ``model.safetensors.index.json`` maps tensor names to files in the same folder.
 
 The layout is that of Hugging Face's ``save_pretrained``: ``{"metadata": {"total_size": bytes, ...}, "weight_map":
-{name: file}}``. The shards themselves are safetensors files with headers of their own, which take precedence.
+{name: file}}``. The shards are safetensors files, whose headers take precedence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ingot.model.store import Store
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_INDEX = 100_000_000
-# Up to this size in bytes, an index is cheap to parse.
+# an index of at most this number of bytes is fast to parse
 _SMALL = 1 << 20
 
 
@@ -64,7 +64,7 @@ def read_sharded(store: Store, name: str, *, verify: bool = True) -> Catalog:
 
 
 def unlisted_files(store: Store) -> frozenset[str]:
-    """Return the weight files of a folder that its index does not list; empty if the folder has not exactly one index.
+    """Return the weight files that a folder's index does not list; empty unless there is exactly one index.
 
     Raises the ``FormatError`` of ``read_sharded``.
     """
@@ -79,10 +79,9 @@ def unlisted_files(store: Store) -> frozenset[str]:
 
 
 def _require_room(store: Store, name: str, size: int) -> None:
-    """Refuse, before parsing, a large index that names more tensors than the headers of the folder's files can.
+    """Raise an error, before parsing, if a large index names more tensors than the headers of the files can.
 
-    Every tensor is named in both. Apart from the name, an entry takes at most 300 bytes in an index and at least 50 in
-    a header.
+    Both name every tensor. Besides the name, an entry has at most 300 bytes in an index and at least 50 in a header.
     """
     if size <= _SMALL:
         return
@@ -113,10 +112,10 @@ _MINUS_ZERO = re.compile(rb":\s*-0")
 
 
 def _parse_typical(raw: bytes) -> dict[str, Any] | None:
-    """Return a typical index; None if the index needs the strict parser.
+    """Return an index in the usual form; None if it needs the strict parser.
 
     No key is repeated if the number of colons equals the number of keys plus the colons within texts. An escaped colon
-    would break the count.
+    would make this count wrong.
     """
     if b"\\u003" in raw or _MINUS_ZERO.search(raw):
         return None
@@ -155,9 +154,9 @@ def _parse(raw: bytes, location: str) -> tuple[dict[str, str], int | None]:
 
 
 def _check_against(files: Sequence[File], weight_map: Mapping[str, str], location: str) -> list[tuple[str, str]]:
-    """Compare the index with the headers of the shards, and return notes: pairs of rule and message.
+    """Compare the index with the headers of the shards; return pairs of rule and message.
 
-    A tensor that only a header lists is kept, because dropping it would lose weights. Raises ``FormatError``.
+    A tensor that is only in a header is kept, so that no weights are lost. Raises ``FormatError``.
     """
     shard_of: dict[str, str] = {}
     for file in files:
@@ -188,9 +187,9 @@ def _check_against(files: Sequence[File], weight_map: Mapping[str, str], locatio
 
 
 def _check_total(files: Sequence[File], total: int | None) -> list[tuple[str, str]]:
-    """Return a note on an incorrect ``total_size``.
+    """Return a note if ``total_size`` is wrong.
 
-    It is not an error, because writers count tied tensors differently.
+    This is no error, because writers count tied tensors differently.
     """
     real = sum(file.source.size - file.start for file in files)
     if total is None or total == real:
@@ -211,10 +210,10 @@ def _merged_metadata(files: Sequence[File]) -> tuple[dict[str, str], list[tuple[
 
 
 def split(specs: Sequence[TensorSpec], max_shard: int | None, carrier: Carrier) -> list[Sequence[TensorSpec]]:
-    """Cut tensors into shards like ``huggingface_hub.split_state_dict_into_shards_factory``.
+    """Divide tensors into shards as ``huggingface_hub.split_state_dict_into_shards_factory`` does.
 
-    Tensors keep their order. A tensor larger than ``max_shard`` bytes gets a shard of its own. Any other joins the
-    current shard, or begins the next one if it would exceed the limit.
+    Tensors keep their order. A tensor of more than ``max_shard`` bytes has a separate shard. Others join the current
+    shard, or begin the next one if they would exceed the limit.
     """
     if max_shard is None:
         return [specs]
@@ -248,12 +247,12 @@ def shard_names(name: str, count: int) -> list[str]:
 
 
 def index_name(name: str) -> str:
-    """Return the name of the index for an artifact whose single file would be called ``name``."""
+    """Return the name of the index for an artifact whose single file would have the name ``name``."""
     return name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX) + INDEX_SUFFIX
 
 
 def encode_index(shards: Sequence[Sequence[TensorSpec]], names: Sequence[str], carrier: Carrier) -> bytes:
-    """Return the index in the form that Hugging Face writes: sorted keys, two spaces, a newline at the end."""
+    """Return the index as Hugging Face writes it: sorted keys, two spaces, a newline at the end."""
     weight_map = {
         entry.key: name
         for shard, name in zip(shards, names, strict=True)

@@ -1,7 +1,7 @@
 """Sparse patches in safetensors files: two entries per tensor, positions and new values (``spec/sparse_patch.md``).
 
-The reader accepts both versions that TRL's ``AsyncGRPOTrainer`` has written. If the caller asks for a delta, it also
-accepts pairs without metadata, which prime-rl writes. The writer writes TRL's second version with absolute positions.
+The reader accepts both versions of TRL's ``AsyncGRPOTrainer``. If the caller requests a delta, it also accepts entries
+without metadata, as prime-rl writes them. The writer writes TRL's second version with absolute positions.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ INGOT_KEY = "ingot"
 """The key of ``__metadata__`` for Ingot's additions: shapes, and the metadata of the fine-tune."""
 
 FIRST, SECOND = (".indices", ".values"), (".idx", ".val")
-"""Suffixes of positions and values, in the first and the second version."""
+"""Suffixes of the entries for positions and values, in the first and the second version."""
 
 ALGORITHM = "crc32c"
 
 
 @preload
 class _IngotFields(msgspec.Struct, omit_defaults=True):
-    """The entry ``INGOT_KEY`` of a patch's metadata: shapes and digests by name, and the checkpoint's metadata."""
+    """The metadata entry ``INGOT_KEY`` of a patch: shapes and digests by name, and the checkpoint's metadata."""
 
     shapes: dict[str, list[int]] = {}
     metadata: dict[str, Any] = {}
@@ -47,12 +47,12 @@ class _IngotFields(msgspec.Struct, omit_defaults=True):
 
 
 def is_patch(metadata: Mapping[str, Any]) -> bool:
-    """Return whether a file's metadata makes it a sparse patch; TRL's full checkpoints have ``sparse`` ``False``."""
+    """Return whether the metadata is that of a sparse patch; TRL's full checkpoints have ``sparse`` ``False``."""
     return metadata.get("format") == FORMAT and metadata.get("sparse", "True") == "True"
 
 
 def read_patch(catalog: Catalog, location: str, *, verify: bool = True) -> Catalog:
-    """Return the catalog of a delta from a file of pairs.
+    """Return the catalog of a delta, from a file of positions and values.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def read_patch(catalog: Catalog, location: str, *, verify: bool = True) -> Catal
         ``sparse_patch.version``, ``sparse_patch.metadata``, ``sparse_patch.pair``, ``sparse_patch.shape``,
         ``sparse_patch.index-dtype``, ``part.digest``.
     UnsupportedError
-        ``sparse_patch.encoding``: positions compressed by a library for other processors.
+        ``sparse_patch.encoding``: positions are compressed by a library for other processors.
     """
     header_metadata = catalog.metadata
     if header_metadata.get("version", VERSION) != VERSION:
@@ -94,9 +94,9 @@ def read_patch(catalog: Catalog, location: str, *, verify: bool = True) -> Catal
 
 
 def read_pairs(catalog: Catalog, location: str) -> Catalog | None:
-    """Return a file as a delta if it contains nothing but pairs, even without metadata of a patch; else None.
+    """Return a file as a delta if all of its entries are positions and values, even without metadata; else None.
 
-    Other readers see such a file as ordinary tensors.
+    Other readers treat such a file as ordinary tensors.
     """
     for suffixes in (FIRST, SECOND):
         names = [name for name in catalog.tensors if name.endswith(suffixes)]
@@ -107,12 +107,12 @@ def read_pairs(catalog: Catalog, location: str) -> Catalog | None:
 
 
 def keys_of(name: str) -> tuple[str, str]:
-    """Return the names of a tensor's positions and values in the written file."""
+    """Return the names of the entries for a tensor's positions and values."""
     return name + SECOND[0], name + SECOND[1]
 
 
 def why_patch_unsupported(spec: TensorSpec) -> str | None:
-    """Return why a sparse patch cannot be stored as a pair; None if it can."""
+    """Return why a sparse patch cannot be written as two entries; None if it can."""
     parts = {part.role: part for part in spec.parts}
     if set(parts) != {"indices", "values"} or any(part.encoding != "raw" for part in spec.parts):
         return "safetensors holds a sparse patch as uncompressed parts indices and values"
@@ -127,12 +127,11 @@ def why_patch_unsupported(spec: TensorSpec) -> str | None:
 def written_metadata(
     specs: Sequence[TensorSpec], metadata: Mapping[str, str], digests: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the ``__metadata__`` of a file with the patches ``specs``: the fields of TRL, of the delta and of Ingot.
+    """Return the ``__metadata__`` of a file with the patches ``specs``: fields of TRL, of the delta and of Ingot.
 
-    ``digests`` maps keys of the file's entries to their digests. If it is not empty, the header ends with a digest of
-    itself.
+    ``digests`` maps entries of the file to digests. If it is not empty, the header ends with its own digest.
 
-    Raises ``UnsupportedError`` ``sparse_patch.mixed``: positions in two encodings.
+    Raises ``UnsupportedError`` ``sparse_patch.mixed`` if positions have two encodings.
     """
     patches = [spec for spec in specs if spec.codec == CODEC]
     encodings = sorted({PatchLayout.from_tensor(spec).encoding for spec in patches}) or [RAW]
@@ -183,7 +182,7 @@ def _parse_ingot_fields(header_metadata: Mapping[str, str], location: str) -> _I
 
 
 def _set_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], location: str, *, verify: bool) -> None:
-    """Set the digest of every entry's part from the metadata."""
+    """Set the digests of all parts from the metadata."""
     for key, text in digests.items():
         checksums.algorithm_of(text, "part.digest", f"{location}: {key[:200]}")
         if key in tensors:
@@ -195,9 +194,9 @@ def _set_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], loca
 def _pairs(
     tensors: Mapping[str, Tensor], suffixes: tuple[str, str], encoding: str, fields: _IngotFields, location: str
 ) -> dict[str, Tensor]:
-    """Return the tensors of a patch: each pair of positions and values as one tensor, other entries unchanged.
+    """Return the tensors of a patch: positions and values form one tensor, other entries are unchanged.
 
-    An entry outside a pair replaces a tensor completely.
+    A remaining entry replaces a tensor completely.
     """
     pairs: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -249,7 +248,7 @@ def _incomplete_pair(name: str, problem: str, location: str) -> FormatError:
 
 
 def _describe(tensors: Mapping[str, Tensor]) -> DeltaInfo:
-    """Return the description of a delta for a file of pairs that contains none."""
+    """Create the description of a delta for a file that contains none."""
     changes = {
         name: Change("apply" if tensor.codec == CODEC else "replace", tensor.dtype) for name, tensor in tensors.items()
     }

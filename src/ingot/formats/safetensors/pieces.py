@@ -1,6 +1,6 @@
 """The header entries of a tensor in a safetensors file: one for a dense tensor, two for a sparse patch.
 
-Packed folder formats (``formats/packed_folders``) store tensors of other codecs, with entries of their own.
+Packed folder formats (``formats/packed_folders``) store tensors of other codecs in their own entries.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ingot.model.spec import TensorSpec
 
 
 class FileEntry(NamedTuple):
-    """A header entry: the role of its part, its key, element type (Ingot's name), shape and size in bytes.
+    """A header entry: the role of its part, key, element type (Ingot's name), shape and bytes.
 
-    If the entry is not a part, its content follows from the specs, and ``content`` returns it. ``role`` then only names
-    the entry in messages.
+    If the entry is no part, its contents follow from the specs, and ``content`` returns them; ``role`` is then a name
+    for messages.
     """
 
     role: str
@@ -30,7 +30,7 @@ class FileEntry(NamedTuple):
 
 
 class Carrier(Protocol):
-    """A format's rules for the tensors that a file can store, and for their entries."""
+    """A format's rules: which tensors a file can store, and their entries."""
 
     def why_unsupported(self, spec: TensorSpec) -> str | None:
         """Return why a tensor cannot be stored; None if it can."""
@@ -44,7 +44,7 @@ class Carrier(Protocol):
 def file_entries(spec: TensorSpec) -> list[FileEntry]:
     """Return the entries of a dense tensor or of a sparse patch.
 
-    Raises ``UsageError`` ``writer.length``: the length of a part is unknown, but the header precedes the part.
+    Raises ``UsageError`` ``writer.length`` if the length of a part is unknown, because the header comes first.
     """
     if spec.codec != CODEC:
         return [FileEntry("data", spec.name, spec.dtype, spec.shape, DTYPES[spec.dtype].nbytes(spec.size))]

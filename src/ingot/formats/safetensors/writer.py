@@ -1,7 +1,7 @@
-"""Writer of safetensors files. All offsets follow from the specs, so that tensors can arrive in any order.
+"""Writer of safetensors files. All offsets follow from the specs, so tensors may arrive in any order.
 
 The order of keys and bytes is that of the package ``safetensors`` 0.8: element types with the widest alignment first,
-names in code-point order within a type. The same tensors result in the same file.
+and names in code-point order within a type. The same tensors give the same file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ingot.model.delta import KEY
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
 
-# The order of safetensors' enum Dtype, "in increasing alignment order" (safetensors/src/tensor.rs); files use the
-# reverse.
+# the order of safetensors' enum Dtype, "in increasing alignment order" (safetensors/src/tensor.rs); files use the
+# reverse order
 _RISING = (
     "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ "
     "I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64"
@@ -63,7 +63,7 @@ def _why_wrong_size(spec: TensorSpec, row: DType) -> str | None:
 
 
 def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metadata if it maps strings to strings.
+    """Return the metadata after checking that it maps strings to strings.
 
     Raises ``UnsupportedError`` ``safetensors.metadata``.
     """
@@ -80,7 +80,7 @@ def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
 def file_metadata(
     specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digests: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the ``__metadata__``: the metadata unchanged, or the metadata of a sparse patch.
+    """Return the ``__metadata__``: the given metadata, or those of a sparse patch.
 
     Raises the errors of ``checked_metadata`` and ``written_metadata``.
     """
@@ -94,16 +94,14 @@ def is_patch(specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> bool:
 
 
 def digest_placeholders(specs: Sequence[TensorSpec], digest: str | None, carrier: Carrier) -> dict[str, str]:
-    """Return placeholders of the length of the digests of a patch's entries; empty if ``digest`` is None."""
+    """Return placeholders as long as the digests of a patch's entries; empty if ``digest`` is None."""
     if digest is None:
         return {}
     return {entry.key: manifest_digest.stand_in(ALGORITHM) for spec in specs for entry in carrier.file_entries(spec)}
 
 
 class Shard:
-    """One file of an artifact: its encoded header, the offset of each entry, and the number of tensors not yet
-    written.
-    """
+    """A file of an artifact: its encoded header, the offset of each entry, and the number of tensors still to write."""
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, str], carrier: Carrier) -> None:
         self.name = name
@@ -145,7 +143,7 @@ class Shard:
             raise UsageError("expected each key once", rule="writer.duplicate", where=self.name)
 
     def offset(self, key: str) -> int:
-        """Return the offset in the file at which an entry's content begins."""
+        """Return the offset of an entry's contents in the file."""
         return len(self.head) + self._begin[self._index_by_key[key]]
 
     @property
@@ -181,20 +179,20 @@ class Shard:
         self.head = head
 
     def open(self, target: Target) -> Sink:
-        """Return the sink for the file; the first call creates the file."""
+        """Return the sink of the file, which the first call creates."""
         if self.sink is None:
             self.sink = target.create(self.name)
         return self.sink
 
     def complete(self, target: Target) -> None:
-        """Write the header, give the file its exact length and close it."""
+        """Write the header, set the file's exact length, and close it."""
         sink = self.open(target)
         sink.write_at(0, self.head)
         sink.truncate(self.size)
         self.close()
 
     def close(self) -> None:
-        """Close the file in its present state."""
+        """Close the file in its current state."""
         sink = self.sink
         self.sink = None
         if sink is not None:
@@ -202,9 +200,9 @@ class Shard:
 
 
 class SafetensorsWriter(FormatWriter):
-    """A writer of one file, or of shards with an index; ``carrier`` decides what it can store.
+    """A writer of one file, or of shards with an index; ``carrier`` states what it can store.
 
-    A shard is complete with its last tensor. Headers of sparse patches are written at the end, since they contain the
+    A shard is complete with its last tensor. Headers of sparse patches are written last, because they contain the
     identities of base and result.
     """
 
@@ -241,11 +239,11 @@ class SafetensorsWriter(FormatWriter):
         self._digests: dict[str, checksums.Hasher] = {}
 
     def _shard(self, name: str) -> Shard:
-        """Return the file that contains a tensor of the specs."""
+        """Return the file that contains the tensor ``name``."""
         return self._shard_by_tensor[name] if self._shard_by_tensor else self._shards[0]
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start the next tensor of the specs, and create its file if it is the first tensor of that file."""
+        """Start the next tensor of the specs; create its file if it is the file's first tensor."""
         self._order.begin(spec)
         shard = self._shard(spec.name)
         sink = shard.open(self._target)
@@ -258,7 +256,7 @@ class SafetensorsWriter(FormatWriter):
                 self._digests[role].update(content)
 
     def write(self, role: str, data: Buffer) -> None:
-        """Append to the bytes of a part; raises an error if they exceed its entry."""
+        """Append bytes to a part; raise an error if they exceed its entry."""
         size = memoryview(data).nbytes
         position = self._order.write(role, size)
         assert self._order.current is not None
@@ -268,7 +266,7 @@ class SafetensorsWriter(FormatWriter):
         self._digests[role].update(memoryview(data).cast("B") if size else b"")
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor and return a record of each part's file, offset, length and CRC-32C."""
+        """Close the tensor; return a record with the file, offset, length and CRC-32C of each part."""
         spec = self._order.end()
         shard = self._shard(spec.name)
         blobs = [
@@ -300,8 +298,7 @@ class SafetensorsWriter(FormatWriter):
         self._finish_tensor(shard)
 
     def amend(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata of a delta; the header must keep its length, because the offsets of tensors are
-        fixed."""
+        """Replace the metadata of a delta; the header must keep its length, because offsets of tensors are fixed."""
         if not self._late:
             raise UsageError("expected a delta: the metadata of other files is already written", rule="writer.metadata")
         self._metadata = dict(metadata)
@@ -313,11 +310,11 @@ class SafetensorsWriter(FormatWriter):
             shard.amend(text)
 
     def file_of(self, name: str) -> str | None:
-        """Return the file that contains a tensor of the specs; None for a delta, whose headers are written last."""
+        """Return the file that contains the tensor ``name``; None for a delta, whose headers are written last."""
         return None if self._late else self._shard(name).name
 
     def skip(self, name: str) -> None:
-        """Pass over a tensor that another process writes."""
+        """Skip a tensor that another process writes."""
         self._order.restored(name)
 
     def locate(self, name: str) -> list[BlobLocation]:
@@ -327,7 +324,7 @@ class SafetensorsWriter(FormatWriter):
         return [(shard.name, shard.offset(entry.key), entry.nbytes) for entry in entries]
 
     def record_of(self, name: str, locations: Sequence[BlobLocation], read: Read) -> dict[str, Any]:
-        """Return the record that ``end`` returned for a tensor; see ``Skips.record_of``."""
+        """Return the record that ``end`` would return for a tensor; see ``Skips.record_of``."""
         return crc_record(name, locations, read)
 
     def finish(self) -> list[str]:
@@ -360,7 +357,7 @@ class SafetensorsWriter(FormatWriter):
 
 
 def layout(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrier) -> list[Shard]:
-    """Return the files with the offset of every tensor.
+    """Return the files of an artifact, with the offset of every tensor.
 
     Raises ``UnsupportedError`` for a tensor that ``carrier`` rejects, ``UsageError`` for a repeated name.
     """
@@ -379,7 +376,7 @@ def layout(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrie
 
 
 def files_size(name: str, artifact: Artifact, options: WriteOptions, carrier: Carrier) -> int:
-    """Return the exact number of bytes of all files, index included; raises the errors of ``layout``."""
+    """Return the exact number of bytes of all files, including the index; raises the errors of ``layout``."""
     shards = layout(name, artifact, options, carrier)
     total = sum(shard.size for shard in shards)
     if len(shards) > 1:

@@ -1,4 +1,4 @@
-"""Dense tensors of a file whose header was decoded into columns; each tensor is built on access."""
+"""Dense tensors of a file whose header is decoded into columns; each tensor is built on access."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _ROLES = (DATA,)
 
 @dataclass(frozen=True, slots=True)
 class DenseColumns:
-    """Columns of dense tensors that have one uncompressed part and no properties besides an optional digest.
+    """Columns for dense tensors with one uncompressed part and no properties besides an optional digest.
 
     Parameters
     ----------
     data : Buffer
         The decoded manifest or header.
     rows : mapping
-        Row by name of every tensor, in order.
+        The row of each tensor by name, in order.
     simple : bytes
-        By row: nonzero for tensors that these columns describe.
+        By row; nonzero if these columns describe the tensor.
     shape : Column
         By row.
     first : memoryview, optional
-        By row the index of its first part, and the end. None if the index of a part equals its row.
+        By row, the index of the first part; the last element is the number of parts. None if part and row indices are
+        equal.
     dtype : Column
         By part.
     types : sequence of DType or None
-        The storage type for each text of ``dtype``; None for an unknown text.
+        The storage type of each text of ``dtype``; None for an unknown text.
     offset, length : memoryview
-        By part, in bytes. Lengths were checked.
+        By part, in bytes. Lengths are already checked.
     begins, sizes : memoryview, optional
-        By part: the offset and the length of the digest's text in ``data``; if the part has no digest, the offset is
-        negative.
+        By part: offset and length of the digest's text in ``data``; the offset is negative without a digest.
     """
 
     data: Buffer
@@ -75,8 +75,8 @@ class DenseColumns:
     ) -> DenseColumns:
         """Return the columns of a manifest that lists parts.
 
-        ``head`` contains the decoded manifest, ``rows`` and ``shape``. ``parts`` has by row the first part, and the
-        end. ``columns`` are by part: storage types, offsets, lengths, and digests as ranges of the manifest.
+        ``head`` are the decoded manifest, ``rows`` and ``shape``. ``parts`` is the value of ``first``. ``columns`` are
+        by part: storage types, offsets, lengths, and digests as ranges of the manifest.
         """
         data, rows, shape = head
         dtype, offset, length, digest = columns
@@ -85,22 +85,22 @@ class DenseColumns:
         return cls(data, rows, flags, shape, parts, dtype, types, offset, length, digest.first, digest.second)
 
     def part_of(self, row: int) -> int:
-        """Return the index of the only part of the tensor in a row."""
+        """Return the index of the single part of the tensor in ``row``."""
         return row if self.first is None else self.first[row]
 
 
 class DenseTensors:
-    """Builds dense tensors from the rows of ``DenseColumns``, without an object per manifest entry.
+    """A builder of dense tensors from rows of ``DenseColumns``, without an object per entry of the manifest.
 
     Parameters
     ----------
     columns : DenseColumns
     source : ByteSource
-        The file. Its ``name`` begins error messages unless ``label`` is given.
+        The file. Its ``name`` begins error messages if ``label`` is None.
     verify, digest_of_decoded : bool
-        See ``Part``.
+        As in ``Part``.
     label : callable, optional
-        Returns the location of a tensor's part for error messages, given the tensor's name.
+        Returns the location of a tensor's part for error messages, from the tensor's name.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class DenseTensors:
         self._nothing: dict[str, Any] = {}
 
     def lazy(self, names: Collection[str], closely: Callable[[str], Tensor] | None = None) -> LazyMap[Tensor]:
-        """Return all tensors of a file by ``names``; each is built on access.
+        """Return all tensors of a file by name; each is built on access.
 
-        ``closely`` builds, given its name, a tensor that the columns do not describe.
+        ``closely`` builds the tensor of a given name if the columns do not describe it.
         """
         columns = self._columns
 
@@ -141,7 +141,7 @@ class DenseTensors:
     def _tensor(self, name: str, row: int, parts: Mapping[str, Part]) -> Tensor:
         columns = self._columns
         shape = columns.shape.sizes(row)
-        shape = self._shapes.setdefault(shape, shape)  # few distinct shapes
+        shape = self._shapes.setdefault(shape, shape)  # there are few distinct shapes
         dtype = self._texts[columns.dtype.first[columns.part_of(row)]]
         return Tensor(name, shape, dtype, DenseLayout.codec, parts, self._nothing)
 
@@ -172,13 +172,13 @@ class DenseTensors:
 
 
 def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent: Column) -> Flags:
-    """Return for each tensor whether it is dense, with one part and without attributes.
+    """Return for each tensor whether it is dense, has one part, and has no attributes.
 
-    ``codecs`` and ``attributes`` are columns of tensors. ``starts`` are the indices of their first parts, and the end.
-    ``absent`` are columns of parts; the part of a matching tensor has no value there.
+    ``codecs`` and ``attributes`` are columns of tensors; ``starts`` are the indices of their first parts, then the
+    number of parts. ``absent`` are columns of parts that must be empty for the tensor's part.
     """
     first = numbers(starts)
-    present = np.zeros(int(first[-1]) + 1, bool)  # the last entry serves tensors without parts at the end
+    present = np.zeros(int(first[-1]) + 1, bool)  # the last element serves tensors without parts at the end
     for column in absent:
         present[:-1] |= numbers(column.first) >= 0
     simple: Flags = (np.diff(first) == 1) & ~present[first[:-1]]
@@ -187,7 +187,7 @@ def plain_dense(codecs: Column, attributes: Column, starts: memoryview, *absent:
 
 
 def storage_types(column: Column) -> list[DType | None]:
-    """Return the storage type of each text of a column; None for texts that name no storage type."""
+    """Return the storage type of each text of a column; None for texts that are no storage type."""
     return [DTYPES[text] if text in DTYPES and DTYPES[text].is_storage else None for text in column.texts]
 
 

@@ -1,6 +1,6 @@
-"""Files that Ingot does not open as a checkpoint: other containers, and failed downloads in the place of weights.
+"""Files that Ingot does not open as a checkpoint: other containers, and failed downloads instead of weights.
 
-Ingot recognizes such files by their first bytes or their names, and the error states the type. Ingot never parses the
+Such files are recognized by their first bytes or their names, and the error states their type. Ingot does not parse the
 contents, in particular no pickle.
 """
 
@@ -17,10 +17,10 @@ HEAD = 16
 
 @dataclass(frozen=True, slots=True)
 class _UnsupportedType:
-    """A type of file that Ingot does not open: magic bytes at an offset, description, advice and rule of the refusal.
+    """A type of file that Ingot does not open: magic bytes at an offset, description, advice, and the error's rule.
 
-    ``suffixes`` restricts the type to files with these suffixes; ``excluded_suffixes`` lists exceptions. If ``text`` is
-    set, the magic is compared without regard to case and leading white space.
+    ``suffixes`` restricts the type to files with these suffixes, except ``excluded_suffixes``. If ``text`` is set, the
+    magic is compared without case and leading white space.
     """
 
     magic: bytes
@@ -38,13 +38,13 @@ class _UnsupportedType:
 
 
 TRUNCATED_HINT = "was the file cut off? download or copy it again"
-"""Advice for a file that ends before the data that its header declares."""
+"""Advice for a file that ends before the data declared in its header."""
 
 ZIP = b"PK\x03\x04"
 LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
-"""The first bytes of a file that torch before 1.6 wrote: its magic number, pickled."""
+"""The first bytes of a file written by torch before 1.6: its pickled magic number."""
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-"""Suffixes of torch files; Ingot reads them with torch itself."""
+"""Suffixes of torch files, which Ingot reads with torch."""
 
 _CONVERT = "convert it to safetensors with the tool that made it"
 _PICKLE = (
@@ -54,7 +54,7 @@ _PICKLE = (
 _FLAX = "read them with flax.serialization.msgpack_restore, and save them with safetensors.flax.save_file"
 _AGAIN = "the download failed: read the text in the file, and download it again"
 
-# The order matters: of several rows with the same magic, the first row with fitting suffixes (or none) applies.
+# The order matters: of rows with the same magic, the first with suitable suffixes (or none) applies.
 _UNSUPPORTED_TYPES = (
     _UnsupportedType(ZIP, "detect.zip", "a Keras archive", _CONVERT, suffixes=(".keras",)),
     _UnsupportedType(
@@ -93,7 +93,7 @@ _UNSUPPORTED_TYPES = (
     ),
 )
 
-# Suffixes of incomplete downloads: curl and wget users, Hugging Face, browsers, aria2.
+# suffixes of incomplete downloads of curl, wget, Hugging Face, browsers and aria2
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download", ".aria2")
 
 WEIGHT_SUFFIXES = (
@@ -101,12 +101,11 @@ WEIGHT_SUFFIXES = (
     *(".npz", ".npy", ".tflite", ".pb", ".mlmodel", ".engine"),
     *_UNFINISHED,
 )
-"""Suffixes of files with weights in a container that Ingot does not open, or of incomplete downloads."""
+"""Suffixes of weights in a container that Ingot does not open, and of incomplete downloads."""
 
 
 def foreign_file(name: str, head: bytes) -> UnsupportedError | None:
-    """Return the error for a file that is another container or contains no weights; None if it is not recognized as
-    such.
+    """Return the error for a file of another container or without weights; None if the file is not recognized as one.
 
     Parameters
     ----------
@@ -136,7 +135,7 @@ _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process_
 
 
 def refuse_orbax(names: Sequence[str]) -> None:
-    """Raise ``UnsupportedError`` ``detect.orbax`` for a folder that Orbax wrote, by the names of its files."""
+    """Raise ``UnsupportedError`` ``detect.orbax`` if the names are those of files in a folder of Orbax."""
     sign = next((name for name in _ORBAX if name in names), None)
     if sign is not None:
         raise _refusal(
@@ -155,7 +154,7 @@ def _refusal(rule: str, description: str, advice: str, name: str) -> Unsupported
 
 
 def _row(name: str, head: bytes) -> _UnsupportedType | None:
-    if head[4:9] == b"\0\0\0\0{":  # a safetensors header length may look like any magic of up to four bytes
+    if head[4:9] == b"\0\0\0\0{":  # the header length of safetensors may equal any magic of up to four bytes
         return None
     name = name.lower()
     if head.startswith(LEGACY_TORCH) and name.endswith(TORCH_SUFFIXES):

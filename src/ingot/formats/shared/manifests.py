@@ -1,4 +1,4 @@
-"""Helpers for the manifests of both versions of zTensor: names in messages, and the tensor that broke the schema."""
+"""Helpers for manifests of both versions of zTensor: names in messages, and the tensor that breaks the schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.errors import FormatError
 
 
 def label(file: str, name: str, role: str | None = None) -> str:
-    """Return the name of a tensor or part in messages; overlong names are cut."""
+    """Return the name of a tensor or part for messages; long names are cut."""
     text = f"{file}: tensor {name[:200]!r}"
     return text if role is None else f"{text} part {role[:80]!r}"
 
@@ -24,7 +24,7 @@ class Schema:
     """The schema of the tensors in a manifest of zTensor, and the rules of its errors.
 
     ``object`` is the type of a tensor's entry, ``parts`` the key of its parts, ``part`` the type of a part's entry.
-    ``missing``, ``mistyped`` and ``range`` are the rules for a field that is absent, of another type, or out of range.
+    ``missing``, ``mistyped`` and ``range`` are the rules for fields that are missing, of another type, or out of range.
     """
 
     object: type
@@ -35,9 +35,9 @@ class Schema:
     range: str
 
     def blame(self, root: Any, error: msgspec.ValidationError, file: str) -> FormatError:
-        """Return the error for a manifest that broke the schema; it names the tensor and part that caused it.
+        """Return the error for a manifest that breaks the schema; it names the tensor and the part.
 
-        ``error`` is that of the check of the complete manifest, which does not name them.
+        ``error``, from the check of the complete manifest, does not name them.
         """
         location = f"{file}: manifest"
         for item_location, value, cls in self._objects_and_parts(root, file):
@@ -64,14 +64,14 @@ class Schema:
 
 
 def has_maps(column: Column, data: bytes) -> bool:
-    """Return whether every present value of a column is a CBOR map; the column holds offsets into ``data``."""
+    """Return whether every existing value of a column is a CBOR map; the column contains offsets into ``data``."""
     starts = numbers(column.first)
     heads = np.frombuffer(data, np.uint8)[starts[starts >= 0]]
     return bool((heads >> 5 == 5).all())
 
 
 def unknown_texts(column: Column, supported: Container[str]) -> Iterator[tuple[str, int]]:
-    """Yield the texts of a column that are not in ``supported``, and how often each occurs."""
+    """Yield the texts of a column that are not in ``supported``, each with its number of occurrences."""
     for index, text in enumerate(column.texts):
         if text not in supported:
             yield text, int(np.count_nonzero(numbers(column.first) == index))

@@ -1,4 +1,4 @@
-"""Helpers for formats of programs: packed integers of less than a byte, and parts computed from stored bytes."""
+"""Helpers for formats: packed integers of less than a byte, and parts computed from stored bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Codes = np.ndarray[tuple[int, int], np.dtype[np.int16]]
 def pack_rows(codes: np.ndarray[Any, Any], bits: int) -> bytes:
     """Pack rows of integers of at most 8 bits; each row begins at a byte, low bits first.
 
-    ``codes`` has the shape [rows, columns]. Bits past ``bits`` are dropped: a negative integer is packed in two's
+    ``codes`` has the shape [rows, columns]. Bits above ``bits`` are dropped, so negative integers are packed in two's
     complement.
     """
     rows, columns = codes.shape
@@ -26,7 +26,7 @@ def pack_rows(codes: np.ndarray[Any, Any], bits: int) -> bytes:
 
 
 def unpack_rows(data: bytes, rows: int, columns: int, bits: int, *, signed: bool) -> Codes:
-    """Return the integers that ``pack_rows`` packed: i16 [rows, columns]."""
+    """Undo ``pack_rows``: return the integers as i16 [rows, columns]."""
     stored = np.frombuffer(data, np.uint8).reshape(rows, -(-columns * bits // 8))
     stream = np.unpackbits(stored, axis=1, count=columns * bits, bitorder="little").reshape(rows, columns, bits)
     codes: Codes = np.packbits(stream, axis=2, bitorder="little").reshape(rows, columns).astype(np.int16)
@@ -34,7 +34,7 @@ def unpack_rows(data: bytes, rows: int, columns: int, bits: int, *, signed: bool
 
 
 class ConvertedSource(MemorySource, DerivedSource):
-    """A source of bytes that ``read`` computes from stored bytes at the first access, such as zero points as floats.
+    """A source whose bytes ``read`` computes from stored bytes on first access, for example zero points as floats.
 
     ``digest`` is the digest of the stored bytes, which ``read`` verifies; None without a digest.
     """
@@ -57,7 +57,7 @@ class ConvertedSource(MemorySource, DerivedSource):
 
 
 class ComputedSource(DerivedSource):
-    """A source whose bytes ``compute`` returns at the first read; they are cached until the last byte is read.
+    """A source whose bytes ``compute`` returns on the first read; they are cached until the last byte is read.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class ComputedSource(DerivedSource):
     size : int
         Number of bytes that ``compute`` returns.
     making : int
-        Number of bytes of memory that the computation takes.
+        Bytes of memory for the computation.
     name : str
         Name of the source in error messages.
     """

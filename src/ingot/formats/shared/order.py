@@ -1,4 +1,4 @@
-"""The order of a writer's calls, checked in one place for all formats."""
+"""Checks of the order of a writer's calls, for all formats."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ingot.model.spec import TensorSpec
 
 
 class Order:
-    """Checks the order of a writer's calls: each tensor of the specs once and in order, each byte of its parts once.
+    """A check of the order of a writer's calls: each tensor of the specs once, in order, each byte of its parts once.
 
-    A writer calls this object first in each of its methods, and reads the state from ``current`` and ``done``.
+    Each method of a writer calls this object first; the state is in ``current`` and ``done``.
 
     Parameters
     ----------
     specs : sequence of TensorSpec or None
-        The tensors to come, which may not change. None if any tensor with a new name may come next.
+        The tensors to write, which must not change. None if any tensor with a new name may come next.
     file : str
         Name of the file in error messages.
 
@@ -35,13 +35,13 @@ class Order:
         self._expected = None if specs is None else [spec.name for spec in specs]
         self._names: set[str] | None = (
             set() if specs is None else None
-        )  # names of written tensors if there are no specs
+        )  # names of written tensors, if there are no specs
         self._written: dict[str, int] = {}
         if self._expected is not None and len(set(self._expected)) != len(self._expected):
             raise UsageError("expected each tensor name once", rule="writer.duplicate", where=file or None)
 
     def expect(self, name: str) -> TensorSpec:
-        """Return the next spec, of a tensor that the caller will write or that an earlier run wrote.
+        """Return the next spec, for a tensor that the caller will write or that an earlier run wrote.
 
         Raises ``UsageError`` ``writer.order``: a tensor is open, all specs are complete, or the next spec has another
         name.
@@ -51,7 +51,7 @@ class Order:
         return self.specs[self.done]
 
     def begin(self, spec: TensorSpec) -> None:
-        """Open a tensor with the parts of ``spec``, which may declare lengths that the announced spec left unknown.
+        """Open a tensor with the parts of ``spec``, which may state lengths that the announced spec does not.
 
         Raises ``UsageError`` ``writer.order``; without specs also ``writer.duplicate``.
         """
@@ -60,7 +60,7 @@ class Order:
         self._written = dict.fromkeys((part.role for part in spec.parts), 0)
 
     def write(self, role: str, nbytes: int) -> int:
-        """Count the next ``nbytes`` bytes of a part, and return the offset in the part at which they begin.
+        """Count the next ``nbytes`` bytes of a part; return the offset in the part at which they begin.
 
         Raises ``UsageError`` ``writer.role``: no tensor is open, or the tensor has no part with this role;
         ``writer.length``: too many bytes.
@@ -93,7 +93,7 @@ class Order:
         return spec
 
     def restored(self, name: str) -> None:
-        """Count a tensor as written that an earlier run wrote; raises the errors of ``expect``."""
+        """Count a tensor that an earlier run wrote as written; raises the errors of ``expect``."""
         self._complete(self.expect(name).name)
 
     def finish(self) -> None:

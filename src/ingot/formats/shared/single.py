@@ -14,7 +14,7 @@ from ingot.model.reading.ranges import is_remote, read_joined
 from ingot.model.store import Store
 
 ReadHeader = Callable[[], Buffer]
-"""A function that returns the content of a header."""
+"""A function that returns the contents of a header."""
 
 _SMALL = 1 << 16
 
@@ -22,9 +22,9 @@ _SMALL = 1 << 16
 def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
     """Return a function that returns ``raw``, the header at ``offset``, while the source is open.
 
-    A header of more than 64 KiB in a local file is not kept in memory, but read again at each call. The call then
-    returns the file's present bytes, and raises the errors of ``ByteSource.readinto``. To notice a changed file, the
-    caller compares its stamp.
+    In a local file, a header of more than 64 KiB is not cached but read again in each call. The result is then the
+    file's current bytes; the errors are those of ``ByteSource.readinto``. To detect a changed file, callers compare its
+    stamp.
     """
     if len(raw) <= _SMALL or is_remote(source):
         return lambda: raw
@@ -32,7 +32,7 @@ def header_of(raw: Buffer, source: ByteSource, offset: int) -> ReadHeader:
 
 
 def headers_of(readers: Mapping[str, ReadHeader]) -> Mapping[str, Buffer]:
-    """Return the headers of files by name, each read by its function in ``readers`` on access."""
+    """Return the headers of files by name; each is read by its function in ``readers`` on access."""
     return ComputedMap(readers, lambda name: readers[name]())
 
 
@@ -40,8 +40,8 @@ class BySuffix(Format):
     """A format that recognizes its files in a folder by their suffix."""
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return ``model`` with the first suffix, or the only file with a suffix of the format; None for none or
-        several.
+        """Return ``model`` with the first suffix, or the only file with a suffix of the format; None if there are none
+        or several.
         """
         matching = [name for name in names if name.lower().endswith(self.suffixes) and not name.startswith(".")]
         usual = self.file_name("model")
@@ -55,7 +55,7 @@ class SingleFile(BySuffix):
 
     @abstractmethod
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:
-        """Validate an open file and return its catalog, which takes over the file."""
+        """Check an open file and return its catalog, which then owns the file."""
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
         """Return the catalog of the file ``name``; if it is invalid, the file is closed."""

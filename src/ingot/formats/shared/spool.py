@@ -12,7 +12,7 @@ _CHUNK = 1 << 20
 
 
 class Spool:
-    """A temporary file to which bytes are appended, and which is then read once from the start.
+    """A temporary file to which bytes are appended before it is read once from the start.
 
     The file has no name, so it disappears when the process ends. It is created in the folder of ``sink``, which must
     have room for the artifact anyway; the system's temporary folder is often in memory.

@@ -23,7 +23,7 @@ _DEFAULT_LABEL = "base"
 
 
 class BaseLocation(NamedTuple):
-    """The location of bytes in a base: a shard's name and an offset."""
+    """The location of a blob in a base: a shard's name and an offset."""
 
     shard: str
     offset: int
@@ -82,7 +82,7 @@ class OpenBase:
         return location in self._base.locations.get(length, ())
 
     def read(self, location: BaseLocation, start: int, length: int) -> bytes:
-        """Return ``length`` bytes that begin ``start`` bytes after a location."""
+        """Return ``length`` bytes of the base, from the byte ``start`` bytes after a blob's location."""
         data = bytearray(length)
         self._source(location.shard).readinto(location.offset + start, memoryview(data))
         return bytes(data)

@@ -276,8 +276,8 @@ def plan_pruning(
 def choose(score: Array, options: PruneOptions) -> Blocks:
     """Return the blocks to keep: those with the highest mean scores, at least one block.
 
-    The stated fraction of blocks, rounded, is dropped. Blocks with NaN scores are kept. Among equal blocks, the first is
-    dropped first.
+    The stated fraction of blocks, rounded, is dropped. Blocks with NaN scores are kept. Among equal blocks, the first
+    is dropped first.
     """
     channels = len(score)
     count = block_count(channels, options.block)
