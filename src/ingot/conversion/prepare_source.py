@@ -283,7 +283,7 @@ def _as_model(view: Checkpoint, target: Destination, options: ConvertOptions) ->
 
 
 def _with_experts(view: Checkpoint, target: Destination) -> View:
-    """Return the checkpoint with experts stored as the target's runtimes expect; llama.cpp's names are not changed."""
+    """Return the checkpoint with experts stored as the target's runtimes expect; with llama.cpp's names, unchanged."""
     if _has_gguf_names(view) or not (target.directory or has_model_metadata(target.format.name)):
         return View(view)
     result = View(view)

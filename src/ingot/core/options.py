@@ -23,7 +23,7 @@ _KEY = "ingot"
 OUTPUT = ("--output", "-o")
 """The names of the option for the result, on every command that writes one."""
 OUT = ("--out",)
-"""Its alias."""
+"""An alias of ``--output``."""
 
 P = ParamSpec("P")
 S = TypeVar("S")

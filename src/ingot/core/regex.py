@@ -231,7 +231,7 @@ class _Program:
 
 
 def _literal_prefix(parsed: Any, flags: int) -> str:
-    """Return characters with which all texts begin that an expression matches."""
+    """Return the characters with which every text begins that an expression matches."""
     prefix = ""
     for op, value in parsed:
         if str(op) == "LITERAL" and not flags & re.IGNORECASE:

@@ -156,8 +156,6 @@ def proves(text: str, data: Buffer) -> bool:
 
     False does not mean that ``data`` is damaged: the text may be in another valid form. ``algorithm_of`` and ``check``
     then decide.
-
-    Return False if the digest differs, and also if its text is not in the usual form; ``algorithm_of`` then decides.
     """
     prefix, _, value = text.partition(":")
     if prefix == "crc32c":

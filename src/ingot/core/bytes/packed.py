@@ -47,14 +47,14 @@ _SEARCHED = 1 << 20
 _RAW, _CODED = range(2)
 _PLAIN, _CONSTANT, _SYMBOLS = range(3)
 _MAX_CONTEXTS = 8
-_SAMPLE = 1 << 15  # symbols at least that are coded for the choice of contexts
-_MAX_STEP = 8  # one unit in eight at least is coded for it
+_SAMPLE = 1 << 15  # the fewest symbols that are coded to choose contexts
+_MAX_STEP = 8  # at least one unit in eight is coded to choose contexts
 _GAIN = 0.999  # more contexts must save a thousandth, because they take time
-_SLACK = 2048  # the coded symbols of small streams may be larger than the symbols, and are compared all the same
+_SLACK = 2048  # bytes by which the coded symbols of small streams may exceed the symbols
 
 
 def content_of(layout: RecordLayout) -> int:
-    """Return the decoded bytes of each frame but the last."""
+    """Return the number of decoded bytes of each frame except the last."""
     limit = min(FRAME // layout.record, _MAX_SYMBOLS // layout.width)
     return max(1, limit) * layout.record
 
@@ -168,8 +168,8 @@ def _code(stream: Stream, symbols: Array, keys: Array | None, limits: Array) -> 
 def _smallest(stream: Stream, symbols: Array, keys: Array, scale: int = 1) -> tuple[Array, Array]:
     """Return the limits of keys between contexts with which symbols take the fewest bytes, and the coded symbols.
 
-    More contexts are tried as long as they help. ``symbols`` are a sample, of which ``scale`` times as many are coded;
-    tables are not larger then.
+    More contexts are tried as long as they help. ``symbols`` are a sample of a stream that has ``scale`` times as many
+    symbols and tables of the same size.
     """
     ordered = np.sort(keys, kind="stable")  # by radix
     table = 2 * 16 if stream.pairs else min(256, int(symbols.max()) + 1)
@@ -297,8 +297,8 @@ def read_index(read: Callable[[int, int], Buffer], length: int, expected: int, l
 def stored_length(read: Callable[[int, int], Buffer], limit: int, expected: int, location: str) -> int:
     """Return the number of stored bytes of a part whose end is not known, by its index.
 
-    ``read(offset, length)`` returns bytes of a file from the begin of the part on; there are ``limit`` of them. Raises
-    ``FormatError`` ``part.packed``: no index with a correct checksum follows.
+    ``read(offset, length)`` returns bytes of a file; offset 0 is the start of the part, ``limit`` the end of the file.
+    Raises ``FormatError`` ``part.packed`` if no index with a correct checksum follows.
     """
     overlap = len(_MAGIC) - 1
     for first in range(0, max(limit - overlap, 0), _SEARCHED):

@@ -58,9 +58,9 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Bits that move: ``bits`` bits of ``count`` elements, from byte ``source`` on to byte ``target`` on.
+    """Moves ``bits`` bits of each of ``count`` elements, from byte ``source`` on to byte ``target`` on.
 
-    The source is a record. The target are its streams, whose bytes are numbered through in the order of streams.
+    The source is a record. The target are its streams, whose bytes are numbered in the order of the streams.
     """
 
     source: int

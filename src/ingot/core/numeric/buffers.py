@@ -46,7 +46,7 @@ class Pool:
             if fit is not None:
                 self._free = [item for item in self._free if item is not fit]
         block = np.empty(nbytes, np.uint8) if fit is None else fit
-        # All views keep the array alive whose base is not an array: this one.
+        # Every view keeps this array alive, because the base of this array is no array.
         root = np.frombuffer(block.data, np.uint8)
         key = id(root)
         reference = weakref.ref(root, lambda _: self._give(key))

@@ -8,7 +8,7 @@ from typing import Any
 from ingot.core.border import require
 from ingot.errors import ResourceError, UsageError
 
-# Types of devices of which torch counts the devices. torch has more types; packages of their own bring these.
+# Types of devices that torch itself can count; further types need other packages.
 _COUNTED = ("cuda", "mps", "xpu")
 
 

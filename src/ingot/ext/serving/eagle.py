@@ -126,7 +126,7 @@ class DraftHead:
         Tensors as ``check_draft`` accepts them.
     model : a causal language model of transformers
         The target; its embeddings are used if the head has none.
-    own : mapping, optional
+    head_values : mapping, optional
         The head's ``config.json``.
 
     Raises

@@ -240,11 +240,8 @@ def name_blocks(
 ) -> dict[str, Located]:
     """Return the blocks of a file without a directory by name, each with its scale entries, in the order of ``blocks``.
 
-    ``other_entries``: how many entries of the first round, before and after the entries of ``blocks``, belong to blocks
-    that are not in ``blocks``.
-
-    ``other_entries`` are the numbers of entries of the first round before and after those of these blocks, which belong
-    to other blocks.
+    ``other_entries`` are the numbers of first-round entries of other blocks: before and after the entries of
+    ``blocks``.
 
     Raises
     ------

@@ -28,10 +28,11 @@ from ingot.model.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A tensor whose data were located in the file: its spec, its storage, and the offset of its block.
+    """A tensor with the location of its data in the file: its spec, its storage, and the offset of its block.
 
-    ``run`` are its scale entries. ``digests`` belong to parts, ``chunks`` to chunks of parts. If the file stores the
-    mask in another order of bits, ``mask_bytes`` is the mask and ``mask`` is None.
+    ``run`` is the range of its scale entries. ``digests`` are by part, ``chunks`` are the digests of the chunks of
+    parts. ``mask`` is the offset of the mask; None if the file stores it in another order of bits, then
+    ``mask_bytes`` is the mask.
     """
 
     spec: TensorSpec

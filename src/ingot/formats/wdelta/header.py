@@ -34,8 +34,8 @@ _NEEDS_COUNT = ("quantized", "int4")
 class Extension(msgspec.Struct, omit_defaults=True):
     """Ingot's extension of the header under ``ingot``, which deltatensors ignores.
 
-    ``strategy`` is the requested strategy if the format does not define it. ``base`` and ``result`` are identities
-    besides the parent hash. ``metadata`` are the checkpoint's metadata.
+    ``strategy`` is the requested strategy if the format does not define it. ``base`` and ``result`` identify both
+    artifacts, in addition to the parent hash. ``metadata`` are the checkpoint's metadata.
     """
 
     strategy: str | None = None

@@ -28,7 +28,7 @@ MergedKey = tuple[str, tuple[tuple[str, FileStamps, float], ...]]
 
 
 class Product:
-    """The change ``scale * (x @ a) @ b`` beside a layer; its factors are in memory and finite.
+    """The change ``scale * (x @ a) @ b`` of a layer's output; its factors are in memory and finite.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class AdapterCache:
             del self.merged[key]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all adapters and merged parameters."""
         self.shapes = {}
         self.adapters.clear()
         self.merged.clear()

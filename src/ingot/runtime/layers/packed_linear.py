@@ -27,7 +27,7 @@ from ingot.runtime.layers.decoded_on_use import DecodedOnUse
 
 
 def decode_rows(params: AffineLayout, cols: int, packed: Any, scales: Any, zeros: Any) -> Any:
-    """Return rows [n, cols] in f32.
+    """Return decoded rows [n, cols] in f32.
 
     Parameters
     ----------

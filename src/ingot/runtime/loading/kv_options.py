@@ -103,7 +103,7 @@ class KvCache:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of a block that is packed together: ``block``."""
+        """The number of tokens that are packed together: ``block``."""
         assert self.block is not None
         return self.block
 

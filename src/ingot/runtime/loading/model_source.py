@@ -50,7 +50,7 @@ def resolve(
     dtype: Any = None,
     model_dir: AnyPath | None = None,
 ) -> ModelSource:
-    """Open the checkpoint for ``path`` that loads best.
+    """Open the checkpoint at ``path``, in the stored variant that suits the request best.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def resolve(
         prepared_at = Location.parse(prepared.location)
         return ModelSource(opened, prepared_at, folder, folder.location, prepared.tier, prepared.why)
     checkpoint = open_in_store(store, name, verify=verify)
-    why = f"{location} is the only form there is"
+    why = f"{location} is the only stored variant"
     adapter = adapter_in(checkpoint, location)
     if adapter is not None:
         checkpoint.close()

@@ -53,8 +53,8 @@ _STATISTICS = "statistics.safetensors"
 def sweep(options: SweepOptions) -> SweepReport:
     """Quantize a model with several presets, measure each result against the model, and write one report.
 
-    The model reads each text once. Its logits are stored beside ``out`` until the sweep is complete. With ``resume`` a
-    killed sweep continues after its last measured preset.
+    The model reads each text once. Its logits are stored in the folder of ``out`` until the sweep is complete. With
+    ``resume`` a killed sweep continues after its last measured preset.
 
     Returns
     -------
@@ -223,7 +223,7 @@ class _Sweep:
         return SweepRow(name, report.format, report.size, report.bits_per_weight, report.seconds, seconds, scores)
 
     def _statistics(self, recipes: Sequence[Recipe]) -> Path | Location | None:
-        """Return the statistics for calibrated presets; take them unless an earlier run did."""
+        """Return the statistics for calibrated presets; collect them unless an earlier run did so."""
         if self.options.calibration is not None:
             return Location.parse(self.options.calibration)
         path = self.staging.scratch / _STATISTICS

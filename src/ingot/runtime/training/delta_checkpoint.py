@@ -17,7 +17,7 @@ class DeltaCheckpoint(TrainerCallback):
     """Saves the weights of each step as an exact delta, with a full file every ``full_every`` saves.
 
     Only weights are saved: no state of the optimizer, which ``Trainer`` saves in its own checkpoints. Each file appears
-    complete or not at all, so that every step that was saved is restored after the process was killed.
+    complete or not at all, so that every saved step can be restored after the process was killed.
 
     Parameters
     ----------
@@ -28,10 +28,10 @@ class DeltaCheckpoint(TrainerCallback):
     full_every : int
         The number of saves from one full file to the next.
     against : "step" or "base"
-        The step that deltas refer to: the one saved before, of which a copy stays in main memory, or the last full one,
-        which is read from its file. Restoring reads all deltas since the full file, or one.
+        The step to which deltas refer: the one saved before, of which a copy stays in main memory, or the last full
+        one, which is read from its file. To restore a step, all deltas since the full file are read, or one.
     overwrite : bool
-        Whether a run that starts at an earlier step than the folder has may remove the later steps.
+        Whether a run may remove steps of the folder that are later than the step at which the run starts.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A folder with the weights of training steps: full files, and exact deltas to a step before.
+"""A folder with the weights of training steps: full files, and exact deltas to an earlier step.
 
 Names state the chain: ``step-00000010.safetensors`` is full, ``step-00000011.from-00000010.zt`` is a delta to step 10.
 Each file appears complete under its name in one rename, so that a process may be killed at any moment.
@@ -53,7 +53,7 @@ class StepFolder:
         self.folder = Path(folder)
 
     def files(self) -> dict[int, StepFile]:
-        """Return the file of each step by its name; a full file counts before a delta. No file is opened."""
+        """Return the file of each step; a full file takes precedence over a delta. No file is opened."""
         files: dict[int, StepFile] = {}
         for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else []:
             if (match := _FULL.fullmatch(path.name)) is not None:
