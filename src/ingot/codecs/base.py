@@ -218,9 +218,9 @@ class BaseEncoder:
         return self.range_probe() is not None
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Observe rows, of which the first has the index ``start``.
+        """Use rows from the index ``start`` on to determine ``wider_options`` and ``underflow``.
 
-        Returns True if further rows cannot change ``wider_options`` or ``underflow``.
+        Returns True if further rows cannot change the results of these methods.
         """
         probe = self.range_probe()
         return probe is None or probe.observe(rows)
@@ -415,7 +415,7 @@ def cannot(layout: Layout, why: str) -> Repacked:
 
 
 def row_step(codec: Codec, encoder: Encoder, cols: int) -> int:
-    """Return the number of rows of ``cols`` columns of which each chunk's start must be a multiple."""
+    """Return the row alignment of chunks: each chunk of rows with ``cols`` columns must begin at a multiple of it."""
     if not codec.elementwise:
         return encoder.step
     return encoder.step // gcd(encoder.step, cols) if cols else 1

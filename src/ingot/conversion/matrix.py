@@ -261,7 +261,7 @@ def _totals_table(targets: Sequence[FormatTotals]) -> Table:
 
 
 def _obstacles(targets: Sequence[FormatTotals]) -> list[str]:
-    """Return lines with each format's first obstacle and its grades of repacked tensors; equal texts share a line."""
+    """Return a line per text, after the formats that it applies to: a first obstacle, or grades of repacked tensors."""
     formats_by_text: dict[str, list[str]] = {}
     for totals in targets:
         if totals.obstacle:

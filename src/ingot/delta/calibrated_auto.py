@@ -30,7 +30,10 @@ Measured on values of Gauss, Laplace and Student (5) distributions in groups of 
 
 
 def measure_calibrated(base: Tensor, tuned: Tensor, statistics: StatisticsSource) -> Measured:
-    """Measure a pair with calibrated storages if it has statistics; ``error`` remains that of plain storages."""
+    """Measure storages of a tensor's difference: calibrated ones if there are statistics for the tensor, else plain.
+
+    ``Trial.error`` is that of the plain storage in both cases.
+    """
     measured = measure(base, tuned)
     if not has_statistics(statistics, tuned.name, tuned.shape):
         return measured

@@ -26,7 +26,7 @@ class Explained(Protocol):
 
 
 def note_of(base: Tensor | None, tuned: Tensor, op: str, difference_dtype: str | None) -> str:
-    """Return how a difference to a base of another type or shape is stored, or why the full tensor is.
+    """Return how a difference to a base of another type or shape is stored, or why the full tensor is stored instead.
 
     ``difference_dtype`` is the element type of an exact difference; None for an approximate one.
     """

@@ -70,9 +70,9 @@ class Decoder(ABC):
         """Return a sequential reader of the tensor's rows, starting at the first row."""
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return the positions of runs of elements in the parts, to assemble a tensor of ``shape`` from runs.
+        """Return where the parts store runs of elements, so that a tensor of ``shape`` can be assembled from runs.
 
-        None if that tensor needs other parameters, or if positions of runs are unknown.
+        None if the assembled tensor needs other parameters, or if the positions of runs are unknown.
         """
         return None
 

@@ -49,7 +49,7 @@ class BlockReader(Rows):
 
 
 class BlocksCodec(Codec):
-    """The codec of ggml's block types.
+    """The block types of ggml.
 
     NVFP4 can only be decoded: encoders return parts of one tensor, and its second scale is another tensor.
     """

@@ -199,7 +199,7 @@ class ExactDelta(DeltaCodec):
 
 
 class ExactCodec(NeedsBase):
-    """Bit-exact differences as a codec: they can be stored and checked, but not decoded without their base."""
+    """Bit-exact differences: they can be stored and checked, but not decoded without their base."""
 
     id: ClassVar[str] = ID
     rule: ClassVar[str] = "delta_exact.base"

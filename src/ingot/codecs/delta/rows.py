@@ -90,7 +90,7 @@ class RowsEncoder(DeltaEncoder):
         self._inner.forget()
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        """Process the next rows; after its last row, the base has rows of zeros."""
+        """Process the next rows; only rows that the base has too matter, and ``base`` may be padded with zeros."""
         shared = self._shared - self._seen
         if shared > 0:
             self._inner.fit_pass(base[:shared], tuned[:shared])

@@ -19,9 +19,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 class MaskCodec(Codec):
-    """Unstructured or n:m sparsity, as in Core ML's sparse weights: a mask, lowest bit first, and the selected
-    elements.
-    """
+    """Unstructured or n:m sparsity: a mask, whose lowest bit comes first, and the selected elements."""
 
     id: ClassVar[str] = ID
     lossless: ClassVar[bool] = False

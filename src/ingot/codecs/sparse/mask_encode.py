@@ -204,7 +204,7 @@ class MaskEncoder(Encoder):
         return self._inner.observes()
 
     def observe(self, rows: Array, start: int) -> bool:
-        """Let the inner encoder observe all rows, because dropped values are smaller than selected ones."""
+        """Pass all rows to the inner encoder: values that are dropped are smaller, so they do not change the result."""
         return self._inner.observe(rows, start)
 
     def wider_options(self) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Weight blocks (SQUIZD document, section 5): the fields of their headers, and the offsets of their parts.
 
-Each type of block has one constructor, which writers call, and readers with the fields of a parsed header.
+Each type of block has one constructor. Writers call it, and readers call it with the fields of a parsed header.
 """
 
 from __future__ import annotations

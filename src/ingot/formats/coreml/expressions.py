@@ -99,7 +99,7 @@ class _Params:
         expect(self.operation, met, expected, actual)
 
     def shape(self) -> Shape:
-        """Return the shape that an operation of iOS 16 declares."""
+        """Return the attribute ``shape`` of the operation, which operations of iOS 16 have."""
         return self._graph.declared_shape(self.operation)
 
     def make(

@@ -172,7 +172,7 @@ class Graph:
         return int.from_bytes(self.weights.read(value), "little", signed=type.signed)
 
     def declared_shape(self, operation: Operation) -> Shape:
-        """Return the shape that an operation of iOS 16 declares; raises ``FormatError`` ``coreml.operation``."""
+        """Return the attribute ``shape`` of an operation of iOS 16; raise ``FormatError`` ``coreml.operation``."""
         value = self.value(operation, "shape")
         type, dims = value.shaped()
         expect(operation, type.name in ("uint32", "int32") and len(dims) == 1, "a shape of uint32", type.name)

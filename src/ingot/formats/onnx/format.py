@@ -108,10 +108,7 @@ class OnnxFormat(BySuffix):
         return self._orientations.find(named.site.graph, named.local, len(named.site.shape))
 
     def is_own(self, name: str) -> bool:
-        """Return whether a name can only occur in graphs.
-
-        Such names are those of exporters for computed values, and of quantizers for codes.
-        """
+        """Return whether a name occurs only in graphs: an exporter's name of a value, a quantizer's name of codes."""
         local = self.local_name(name)
         return _EXPORTED.match(local) is not None or original_name(local) != local
 

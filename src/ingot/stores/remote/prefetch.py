@@ -91,7 +91,9 @@ class _Window:
 
 
 class _Claims:
-    """The claimed bytes of a range, as sorted intervals (start, length) with gaps between them.
+    """The bytes of a range that callers have claimed, so that each byte is returned once.
+
+    They are stored as sorted intervals (start, length) with gaps between them.
 
     ``remaining`` is the number of bytes that no caller has received yet; the code that returns bytes decreases it.
     """
@@ -102,7 +104,7 @@ class _Claims:
         self._claimed: list[Range] = []
 
     def claim(self, start: int, length: int) -> bool:
-        """Claim bytes; return False, without a claim, if some are outside the range or claimed already."""
+        """Claim bytes for a caller; return False if some are outside the range or claimed already, and claim none."""
         if start + length > self._length:
             return False
         index = bisect_right(self._claimed, (start, self._length))

@@ -107,7 +107,7 @@ def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:
 
 
 def input_map(folding: Folding, ends: Ends) -> RepeatableMap | None:
-    """Return the map of the stream that a matrix with ``ends`` reads, repeated per head; None if unchanged."""
+    """Return the linear map of the stream that a matrix with ``ends`` reads, per head; None if it does not change."""
     stream_map = folding.map_of(ends.reads) if ends.reads and folding.touches(ends.reads) else None
     if stream_map is None or ends.repeats == 1:
         return stream_map
@@ -115,7 +115,7 @@ def input_map(folding: Folding, ends: Ends) -> RepeatableMap | None:
 
 
 def output_map(folding: Folding, ends: Ends) -> LinearMap | None:
-    """Return the map of the streams that a matrix with ``ends`` writes; None if all are unchanged."""
+    """Return the linear map of the streams that a matrix with ``ends`` writes; None if no stream changes."""
     maps = [folding.map_of(stream) if stream and folding.touches(stream) else None for stream, _ in ends.writes]
     if len(maps) == 1:
         return maps[0]

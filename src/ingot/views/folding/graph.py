@@ -88,7 +88,7 @@ class Graph:
         return self.wiring.embedding + WEIGHT
 
     def head_site(self, checkpoint: Checkpoint) -> Site:
-        """Return a site for a separate head of a model whose head is the embedding."""
+        """Return the site that the head gets if a head tied to the embedding becomes a separate matrix."""
         return Site(self.head, "matrix", (Ends(HEAD, (("", checkpoint[self.embedding].shape[0]),)),))
 
     def add(self, site: Site) -> None:

@@ -321,7 +321,7 @@ class _Domains:
     def _smallest_error(
         self, records: list[ActivationLut], selected: Array | None
     ) -> tuple[float, ActivationLut | None]:
-        """Return the record whose largest error over the selected inputs (None: all) is smallest, after this error."""
+        """Return the least maximum error of ``records`` over the selected inputs (None: all), and its record."""
         if not records:
             return math.inf, None
         inputs, exact = (

@@ -91,7 +91,7 @@ def nearest_better(
 
 
 def _special(label: str, storage_form: StorageForm) -> bool:
-    """Return whether the label of a candidate does not determine it, because it has several codebooks or vectors."""
+    """Return whether a label names a form with several codebooks or vectors, other than that of ``storage_form``."""
     return " " in label and not (label.startswith("palette4 per") and storage_form.codebooks > 1)
 
 

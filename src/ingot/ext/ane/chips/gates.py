@@ -189,9 +189,9 @@ def _layer_conditions(storage_form: StorageForm, chip: Chip, conditions: Conditi
 
 
 def _observed(storage_form: StorageForm, chip: Chip) -> Decision | None:
-    """Return the outcome of this form that was observed, or about which sources contradict each other.
+    """Return the outcome of this form if it was observed, or if sources contradict each other about it; else None.
 
-    Return None if the user assumes a value for the form's gate, because then the gate decides.
+    Also return None if the user assumes a value for the form's gate, because then the gate decides.
     """
     label = (
         f"{BLOCKWISE}8" if storage_form.category == BLOCKWISE else storage_form.label

@@ -157,8 +157,10 @@ def parse_manifest(data: bytes, keys: Iterable[str], location: str) -> dict[str,
 
 
 def _is_by_name(pairs: Mapping[str, str], keys: set[str]) -> bool:
-    """Return whether the manifest maps names to safe keys: first by the rule that makes safe keys, then by the
-    existing files."""
+    """Return whether the manifest maps names to safe keys, and not safe keys to names.
+
+    If the rule that makes safe keys does not decide, the direction with more existing files is assumed.
+    """
     if all(json_value == safe_key(json_key) for json_key, json_value in pairs.items()):
         return True
     if all(json_key == safe_key(json_value) for json_key, json_value in pairs.items()):

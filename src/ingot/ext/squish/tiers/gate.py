@@ -181,9 +181,7 @@ class Search:
 
 
 def with_threshold(recipe: Recipe, ratio: float) -> Recipe:
-    """Return a recipe whose rules with candidates accept their first one only from ``ratio`` dB on, or their
-    own limit.
-    """
+    """Return a recipe whose rules with candidates require a signal-to-noise ratio of at least ``ratio`` dB."""
 
     def with_min_snr(choice: Any) -> Any:
         if not isinstance(choice, Measured) or choice.min_snr_db is None:
