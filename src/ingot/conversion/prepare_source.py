@@ -189,8 +189,10 @@ def view_weights(
         ``convert.attachment``: the format cannot store an attachment; ``architecture.*``: the target's runtime would
         not open the result.
     """
-    require_carried(target.format, _attachments(options))
-    omitted = View(renamed(omit(opened, without), options.rename))
+    if attachments := _attachments(options):
+        require_carried(target.format, attachments)
+    remaining = omit(opened, without) if without else opened
+    omitted = View(with_new_names(remaining, options))
     if options.keep_names:
         view = omitted.then(partial(_as_model, target=target, options=options))
     else:
@@ -199,6 +201,11 @@ def view_weights(
         view = view.then(partial(_as_model, target=target, options=options))
         view = view.then(partial(_with_experts, target=target))
     return view.then(partial(_for_mlx, target=target, options=options)).then(partial(_pruned, options=options))
+
+
+def with_new_names(checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoint:
+    """Return the checkpoint with the names of the option ``rename``; raise the errors of ``renamed``."""
+    return renamed(checkpoint, options.rename) if options.rename else checkpoint
 
 
 def view_for_target(
@@ -244,8 +251,10 @@ def view_for_target(
     if graph is not None:
         view = view.then(partial(place_in_graph, path=graph))
     recipe = options.recipe if isinstance(options.recipe, Recipe) else None
-    requantize = options.allow_requantize
-    view = view.then(partial(transpose_for_graph, target=target, recipe=recipe, planned=planned, requantize=requantize))
+    if view.checkpoint.attachments.graph is not None:
+        requantize = options.allow_requantize
+        transposed = partial(transpose_for_graph, target=target, recipe=recipe, planned=planned, requantize=requantize)
+        view = view.then(transposed)
     view = view.then(partial(_as_gguf, target=target, options=options))
     view = view.then(partial(_as_mlx, target=target, options=options))
     noted = [name for name in dropped if name not in WITH_WEIGHTS]

@@ -34,12 +34,12 @@ from ingot.conversion.prepare_source import (
     resolve_tied_head,
     view_for_target,
     view_weights,
+    with_new_names,
     with_overlay_base,
     with_thread_limit,
     write_options,
 )
 from ingot.conversion.prepared import Prepared, config_change, for_source, refuse_same, with_activations, with_config
-from ingot.conversion.renames import renamed
 from ingot.conversion.report import (
     ConvertReport,
     SourceFacts,
@@ -117,7 +117,7 @@ def convert(options: ConvertOptions) -> ConvertReport:
     is_distributed(options.engine, options.address)  # raises an error for an invalid engine before anything is read
     options = for_runtime(options)
     options, budget = resolve_budget(options, _plan_for_budget, convert, publish=True)
-    ranks = ranks_of(options)
+    ranks = [None] if options.tp is None else ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else merge_rank_reports(reports, Location.parse(options.dst))
     if options.tp is None:
@@ -184,7 +184,7 @@ def prepare(options: ConvertOptions) -> Prepared:
 def _plan_for_budget(options: ConvertOptions) -> Prepared:
     """Plan like ``prepare``, but allow a plan without packed layers, from which the search of a budget starts."""
     options, budget = resolve_budget(options, _plan_for_budget, convert, publish=False)
-    rank = ranks_of(options)[0]
+    rank = None if options.tp is None else ranks_of(options)[0]
     prepared = _prepare(_for_rank(options, rank), rank)
     return replace(prepared, budget=budget)
 
@@ -211,12 +211,12 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         refuse_same(source, target)
         target = with_activations(for_source(target, source), None if recipe is None else recipe.activations)
         checkpoint = source.view()
-        recipe = with_model_rules(recipe, renamed(checkpoint, options.rename), source.config())
+        recipe = with_model_rules(recipe, with_new_names(checkpoint, options), source.config())
         options = replace(options, recipe=recipe)
         opened = _with_changes(source, checkpoint, options)
         close = opened.close
         _require_weights(source, target, recipe, options)
-        named = renamed(opened, options.rename)
+        named = with_new_names(opened, options)
         require_complete(source, named, Patterns(tuple(options.drop)))
         tied, heads = _tied_head(source, named, target)
         without = {**dropped_omissions(opened, options.drop), **heads}
@@ -227,7 +227,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         )
         view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
         groups = groups_for(view.checkpoint, target.format, one_group=_is_rounded_by_preset(rounding, recipe))
-        view = view.then(partial(regroup, groups=groups))
+        view = view.then(partial(regroup, groups=groups)) if groups else view
         checkpoint = view.checkpoint
         close = checkpoint.close
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)

@@ -29,10 +29,8 @@ from ingot.translate.parallel import KEY, MAX_RANKS, Rank, slice_for_rank
 _RANK = re.compile(r"rank([0-9]{1,6})")
 
 
-def ranks_of(options: ConvertOptions) -> Sequence[Rank | None]:
-    """Return the ranks of the option ``tp``; a list of one None without it. Raises ``UsageError`` ``parallel.size``."""
-    if options.tp is None:
-        return [None]
+def ranks_of(options: ConvertOptions) -> Sequence[Rank]:
+    """Return the ranks of the option ``tp``, which must be set. Raises ``UsageError`` ``parallel.size``."""
     if type(options.tp) is not int or not 1 <= options.tp <= MAX_RANKS:
         raise UsageError(f"expected 1 to {MAX_RANKS} ranks (tp), found {options.tp!r}", rule="parallel.size")
     target = destination(Location.parse(options.dst), options.format, options.container)
