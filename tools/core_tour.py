@@ -146,6 +146,8 @@ def tour(extras: set[str]) -> Iterator[str]:
     with server(page):
         for line, code in check_docs.tour(page):
             words = shlex.split(line, comments=True)[1:]
+            if words[0] == "demo":  # the model, which is there already
+                continue
             if not any(word.endswith(".gguf") for word in words):
                 yield from faults_of(words, code, extras)
             elif words[0] == "quantize":  # the names of llama.cpp's tensors come from the extra gguf

@@ -19,10 +19,15 @@ from ingot.reporting.report import size_text
 @declare("demo")
 def command(
     out: Annotated[Path, About("Folder for the files; created if absent.", OUTPUT, aliases=OUT)] = Path("ingot-demo"),
+    only_model: Annotated[bool, About("Only write the model, into OUT/original.")] = False,
     json: Json = False,
 ) -> None:
     """Quantize a small real language model, show its size, error and text, and compare the preset recipes."""
-    from ingot.demo.run import quantize_model, run
+    from ingot.demo.run import quantize_model, run, unpack
+
+    if only_model:
+        print_json({"model": str(unpack(out))}) if json else line(f"The model is in {printable(str(unpack(out)))}")
+        return
 
     if not json:
         _print_quantization(quantize_model(out))

@@ -98,7 +98,7 @@ def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoRepor
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError("expected a folder or nothing there", rule="demo.folder", where=str(folder))
-    source = _unpack(folder)
+    source = unpack(folder)
     config = parse_config((source / CONFIG).read_bytes(), "model.config", str(source / CONFIG))
     tokenizer = Tokenizer.load(source / "tokenizer.json")
     tokens = np.array(tokenizer.encode((source / "heldout.txt").read_text("utf-8")), np.int64)
@@ -131,7 +131,7 @@ def quantize_model(folder: Path) -> DemoQuantization:
 
     ``folder`` and the errors are as in ``run``.
     """
-    source = _unpack(folder)
+    source = unpack(folder)
     target = folder / "model-Q4_K_M.gguf"
     report = quantize(source, target, type="Q4_K_M", calibration="none", overwrite=True)
     words = ("ingot", "quantize", str(source), "-o", str(target), "--type", "Q4_K_M", "--calibration", "none")
@@ -157,8 +157,11 @@ def _model_files() -> Traversable:
     return files(require("ingot_demo", "demo"))
 
 
-def _unpack(folder: Path) -> Path:
-    """Copy the model and its companions out of the package into ``folder``; return their folder."""
+def unpack(folder: Path) -> Path:
+    """Copy the model and its companions out of the package into ``folder``, and return their folder.
+
+    ``folder`` and the errors are as in ``run``.
+    """
     model_files = _model_files()
     source = folder / "original"
     try:

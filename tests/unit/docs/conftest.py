@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +21,6 @@ import pytest
 
 from ingot.cli.main import run
 from tests.support.paths import DEMO_DATA
-from tests.support.web import WebServer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -90,7 +92,6 @@ def after_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Pages that are done -------------------------------------------------------------------------------------------------
 
 SERVE = "python -m tests.support.web "
-ELLIPSIS = "..."
 
 
 class Reader:
@@ -99,20 +100,22 @@ class Reader:
     A command must end with the exit code that its line states, 0 if none. What stands under it it must have printed,
     word for word however lines are broken; a line of three dots stands for any. Python runs as one session, and must
     have printed the block of text that follows it. TOML goes into the file that the line before it names. The server
-    of a page runs in this process, at another port. Figures with a decimal point may differ by ``tolerance``.
+    of a page runs at a free port. Figures with a decimal point may differ by ``tolerance``.
     """
 
     def __init__(self, capsys: pytest.CaptureFixture[str], exit_code: Callable[[str], int], tolerance: float) -> None:
         self.capsys, self.exit_code, self.tolerance = capsys, exit_code, tolerance
-        self.server: WebServer | None = None
+        self.server: subprocess.Popen[bytes] | None = None
+        self.port = 0
         self.printed = ""
         self.session: dict[str, Any] = {"__name__": "__main__"}
         self.compared = 0
+        self.ran = 0
 
     def read(self, page: Any, languages: Sequence[str] = ("console", "python", "text", "toml")) -> None:
         lines = page.path.read_text("utf-8").splitlines()
         for block in page.blocks:
-            if block.language not in languages:
+            if block.language not in languages or lines[block.line - 2].startswith("<!-- "):  # a table of figures
                 continue
             if block.language == "console":
                 self.console(block.text.replace("\\\n", " "))
@@ -126,14 +129,15 @@ class Reader:
                 Path(re.findall(r"`([\w.-]+\.toml)`", before)[-1]).write_text(block.text, "utf-8")
 
     def here(self, text: str) -> str:
-        """Return text with the address of this server for that of the page's."""
-        return text if self.server is None else re.sub(r"http://127\.0\.0\.1:\d+", self.server.url, text)
+        """Return text with the port of this server for that of the page's."""
+        return text if self.server is None else re.sub(r"(http://127\.0\.0\.1):\d+", rf"\1:{self.port}", text)
 
     def console(self, text: str) -> None:
         for piece in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             line, _, shown = piece.partition("\n")
             stated = re.search(r"exit code (\d)", line)
             code = self.execute(self.here(line))
+            self.ran += 1
             out, err = self.capsys.readouterr()
             assert code == (int(stated[1]) if stated else 0), f"{line}\n{out}\n{err}"
             self.printed = f"{out}\n{err}"
@@ -142,7 +146,7 @@ class Reader:
     def execute(self, line: str) -> int:
         words = shlex.split(line, comments=True)
         if line.startswith(SERVE):
-            self.serve(Path(words[3]))
+            self.serve(words[3])
         elif line.startswith("kill %1"):
             self.stop()
         elif words[0] == "ingot" and not {"|", ">", "&&"} & set(words):
@@ -174,15 +178,24 @@ class Reader:
         (first, unit), (second, other) = (figure.groups() for figure in figures if figure)
         return unit == other and abs(float(first) - float(second)) <= self.tolerance * abs(float(first))
 
-    def serve(self, folder: Path) -> None:
+    def serve(self, folder: str) -> None:
         self.stop()
-        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        self.server = WebServer(files, listing=True)
-        self.server.__enter__()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        words = [sys.executable, *shlex.split(SERVE)[1:], folder, str(self.port)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}  # a reader is in a clone
+        self.server = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment)
+        for _ in range(200):
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no server at port {self.port}")
 
     def stop(self) -> None:
         if self.server is not None:
-            self.server.__exit__(None, None, None)
+            self.server.terminate()
+            self.server.wait()
         self.server = None
 
 
@@ -198,9 +211,11 @@ def exit_code_of(line: str) -> int:
 
 @pytest.fixture
 def reader(
-    after_demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Reader]]:
-    """Makes readers of pages, in the folder that the demo leaves."""
+    """Makes readers of pages, in an empty folder: a page makes all that it needs."""
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     made: list[Reader] = []
