@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
+from ingot.cli.finished import RunRecord
 from ingot.cli.help import Command, Option
 from ingot.core.about import About
 from ingot.core.options import about_of, options_of
@@ -51,17 +52,33 @@ def declare(name: str, epilog: str = "") -> Callable[[Callable[..., object]], cl
             for key, item in declared.items():
                 if item.reads and values[key] not in _NOT_GIVEN:
                     _require_paths(values[key])
+            record = RunRecord(name, values) if values.get("resume") else None
+            if record is not None and record.is_complete():
+                _print_complete(record, json=bool(values.get("json")))
+                return None
             arguments = {key: declared[key].convert(value) for key, value in values.items() if value not in _NOT_GIVEN}
             options = {
                 key: struct(**{item: arguments.pop(item) for item in names[key] if item in arguments})
                 for key, struct in structs.items()
             }
-            return function(**options, **arguments)
+            result = function(**options, **arguments)
+            if record is not None:
+                record.write()
+            return result
 
         parameters = [item.parameter for item in declared.values()]
         return Command(name, callback=call, params=parameters, help=inspect.getdoc(function), epilog=epilog)
 
     return decorate
+
+
+def _print_complete(record: RunRecord, *, json: bool) -> None:
+    from ingot.cli.output import line, print_json
+
+    if json:
+        print_json({"complete": True, "destination": record.output})
+    else:
+        line(f"{record.output}: already complete, by the same command; nothing was written")
 
 
 def _merge_argument(values: dict[str, Any], option_name: str, declared: Mapping[str, _Declaration]) -> None:
