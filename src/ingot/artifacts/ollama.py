@@ -1,7 +1,8 @@
 """Models that a file of ollama names: a manifest in ``models/manifests``, or a Modelfile.
 
 Only files that name a model and nothing else are resolved. Templates, parameters and adapters in such files belong to
-the model for ollama, but have no place in a result, so that these files are refused with the path of the weights.
+the model for ollama, but have no place in a result, so that these files are refused with the path of the weights. Lines
+that add nothing to the weights' file, as in the Modelfiles that Ingot writes, are accepted (``artifacts.modelfile``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ingot.errors import FormatError, UnsupportedError
+from ingot.artifacts.modelfile import adds_nothing
+from ingot.errors import FormatError, IngotError, UnsupportedError
+from ingot.formats.detect import FORMATS
 from ingot.model.store import Store
 from ingot.stores.location import Location
 
@@ -104,8 +107,22 @@ def _of_modelfile(data: bytes, location: str) -> str | None:
         )
     folder = re.sub(r"[^\\/]*\Z", "", location)
     path = path if is_absolute else folder + path.removeprefix("./")
-    _require_only_weights([name.upper() for name, _ in directives if name != "from"], path, location)
+    further = [(name, value) for name, value in directives if name != "from"]
+    if further and not adds_nothing(further, _metadata(path)):
+        _require_only_weights([name.upper() for name, _ in further], path, location)
     return path
+
+
+def _metadata(path: str) -> Mapping[str, Any]:
+    """Return the metadata of a GGUF file; empty if it cannot be read as one."""
+    try:
+        store, name = Location.parse(path).find()
+        catalog = FORMATS["gguf"].read(store, name)
+    except IngotError:
+        return {}
+    for source in catalog.sources:
+        source.close()
+    return catalog.metadata
 
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:

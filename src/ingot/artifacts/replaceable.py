@@ -16,7 +16,7 @@ _SENTINELS = (".ready", ".manifest_ready", ".ingot-tiers.lock")
 _SQUISH = ".squish_"  # the prefix of squish's sentinels
 # Configuration and tokenizers belong to a model by their suffixes. Programs (``.py``) and texts may be the user's.
 _COMPANIONS = (".json", ".model", ".jinja", ".tiktoken", ".vocab", ".spm", ".bpe", ".merges")
-_TOKENIZERS = ("merges.txt", "vocab.txt")
+_TOKENIZERS = ("merges.txt", "vocab.txt", "Modelfile")
 # Beginnings of the names of texts that belong to a model.
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY", "MODEL_CARD")
 _TEXTS = ("", ".txt", ".md")

@@ -49,11 +49,20 @@ def recipes(
 
 
 @declare("doctor")
-def doctor(json: Json = False) -> None:
-    """Check this installation: show its optional parts, and how to install the missing ones."""
-    from ingot.inspect.doctor import checks_report, examine
+def doctor(
+    runtime: Annotated[
+        str | None,
+        About("Show what this program, and writing for it, need, and what is missing.", ("--for",), metavar="RUNTIME"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check this installation: show its optional parts, and how to install the missing ones.
 
-    checks = examine()
+    Exit code 1: a part is broken, or one that the program of --for needs is missing.
+    """
+    from ingot.inspect.doctor import checks_report, examine, examine_runtime
+
+    checks = examine() if runtime is None else examine_runtime(runtime)
     render(checks_report(checks), json=json)
     sys.stdout.flush()
-    raise Exit(1 if any(item.state == "bad" for item in checks) else 0)
+    raise Exit(1 if any(item.state in ("bad", "missing") for item in checks) else 0)

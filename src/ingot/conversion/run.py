@@ -25,6 +25,7 @@ from ingot.conversion.estimate import Estimate, estimate_rounding
 from ingot.conversion.for_runtime import checked_plan, for_runtime, require_held, require_loadable
 from ingot.conversion.merging.view import merged_models
 from ingot.conversion.model_folder import with_model_folder
+from ingot.conversion.modelfile import require_free, write_modelfile
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
 from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion
@@ -84,6 +85,7 @@ from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Patterns, Recipe
+from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 from ingot.translate.companions import RULE
 from ingot.translate.completeness import require_complete
@@ -116,12 +118,16 @@ def convert(options: ConvertOptions) -> ConvertReport:
     started = time.perf_counter()
     is_distributed(options.engine, options.address)  # raises an error for an invalid engine before anything is read
     options = for_runtime(options)
+    if options.runtime is not None:
+        require_free(runtime_named(options.runtime), Location.parse(options.dst), overwrite=options.overwrite)
     options, budget = resolve_budget(options, _plan_for_budget, convert, publish=True)
     ranks = [None] if options.tp is None else ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else merge_rank_reports(reports, Location.parse(options.dst))
     if options.tp is None:
         require_loadable(options, report.destination)
+        if options.runtime is not None:
+            write_modelfile(runtime_named(options.runtime), report.destination, Location.parse(options.src))
     return replace(report, seconds=time.perf_counter() - started, budget=budget)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,6 +18,8 @@ from ingot.core.runtime.native import isa as current_isa
 from ingot.core.runtime.parallel import default_workers
 from ingot.errors import INGOT_VERSION, install_hint
 from ingot.reporting.report import Column, Figure, Line, Report, Table
+from ingot.runtimes.profile import RuntimeProfile
+from ingot.runtimes.table import runtime_named
 from ingot.stores.local import LocalStore
 
 # The package of each extra, and the features that need it.
@@ -41,7 +44,8 @@ _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's ch
 class Check:
     """The result of one check.
 
-    ``state`` is ``ok``, ``absent`` (an optional package) or ``bad``; ``advice`` is a remedy, or empty.
+    ``state`` is ``ok``, ``other`` (a version that was not tried), ``absent`` (an optional package), ``missing`` (a
+    needed program or package) or ``bad``; ``advice`` is a remedy, or empty.
     """
 
     name: str
@@ -100,3 +104,58 @@ def _extra(name: str, package: str, use: str) -> Check:
         return Check(f"extra {name}", "ok", f"{package} {metadata.version(package)}")
     except metadata.PackageNotFoundError:
         return Check(f"extra {name}", "absent", f"for {use}", f"{install_hint(name)} if you need {use}")
+
+
+def examine_runtime(name: str) -> list[Check]:
+    """Return checks of what a program, and writing for it, need on this machine; the program is not started.
+
+    Raises ``UsageError`` ``runtime.unknown``.
+    """
+    profile = runtime_named(name)
+    needs = profile.installation
+    program, version = _program(profile)
+    extras = [_needed_extra(extra, profile) for extra in needs.extras]
+    optional = [_extra(extra, *_calibrates(extra)) for extra in needs.calibration if extra not in needs.extras]
+    return [program, version, *extras, *optional]
+
+
+def _program(profile: RuntimeProfile) -> tuple[Check, Check]:
+    """Return the check whether a program is here, and that of its version."""
+    needs = profile.installation
+    versions = {package: version for package in needs.packages if (version := _version_of(package))}
+    paths = [path for program in needs.programs if (path := shutil.which(program))]
+    here = [*paths, *(f"{package} {version}" for package, version in versions.items())]
+    tried = f"the profile was {'run' if profile.machine else 'written'} {_with(profile)} ({profile.date})"
+    if not here:
+        result = f"neither of {', '.join([*needs.programs, *needs.packages])}"
+        return Check(profile.title, "missing", result, needs.hint), Check("version", "absent", tried)
+    requested = profile.package.partition("==")[2]
+    same = [version for version in versions.values() if requested and f"{version}.".startswith(f"{requested}.")]
+    advice = "" if same else f"`ingot verify FILE --for {profile.name}` answers for the version of the profile"
+    installed = ", ".join(versions.values()) or "not read"
+    checked = Check("version", "ok" if same else "other", f"{installed}; {tried}", advice)
+    return Check(profile.title, "ok", ", ".join(here)), checked
+
+
+def _with(profile: RuntimeProfile) -> str:
+    if profile.package:
+        return f"with {profile.package}"
+    return f"with version {profile.version}" if profile.version else "from the program's documents"
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _needed_extra(name: str, profile: RuntimeProfile) -> Check:
+    check = _extra(name, *EXTRAS[name])
+    if check.state == "ok":
+        return check
+    return Check(check.name, "missing", check.result, f"{install_hint(name)} to write for {profile.title}")
+
+
+def _calibrates(extra: str) -> tuple[str, str]:
+    return EXTRAS[extra][0], "calibration (not with --calibration none)"

@@ -28,8 +28,9 @@ OUTCOMES = {
 DEFAULT = "default"
 """The key of the commands for containers that have no commands."""
 
-PLACEHOLDERS = ("path", "file", "name")
-"""Placeholders in a command line: the result's path, its first weight file, and its name without a suffix."""
+PLACEHOLDERS = ("path", "file", "name", "modelfile")
+"""Placeholders in a command line: the result's path, its first weight file, its name without a suffix, and the
+Modelfile that belongs to it."""
 
 
 @preload
@@ -149,12 +150,30 @@ class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
 
 
 @preload
+class Installation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The programs and packages that run a result, and the extras of Ingot that write it.
+
+    One of ``programs``, found by the shell, or one of the Python ``packages`` is enough. ``extras`` are those extras of
+    Ingot that write for the program, ``calibration`` those that calibrate a model first. ``hint`` says how to install
+    the program.
+    """
+
+    programs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    calibration: tuple[str, ...] = ()
+    hint: str = ""
+
+
+@preload
 class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A runtime profile: statements about one version of a program.
 
     ``version`` is empty if the profile is not about one version. ``machine`` names the machine on which the program
     ran, or is empty. ``commands`` are shell lines that run a result, by container; other containers use those of
     ``default``. ``default`` is the bit width without ``--bits``. The first of ``containers`` is the default.
+    ``modelfile`` states whether the program reads a GGUF file through a Modelfile, which is then written with the
+    result.
     """
 
     name: str
@@ -169,6 +188,8 @@ class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     aliases: tuple[str, ...] = ()
     default: int = 4
     notes: tuple[str, ...] = ()
+    modelfile: bool = False
+    installation: Installation = Installation()
     constraints: Constraints = Constraints()
     schemes: tuple[Scheme, ...] = ()
     requirements: tuple[Requirement, ...] = ()
@@ -225,7 +246,7 @@ def _unknown_placeholders(command: str) -> Iterator[str]:
         return
     for name in names:
         if name not in PLACEHOLDERS:
-            yield f"command {command!r}: expected {{path}}, {{file}} or {{name}}, found {{{name}}}"
+            yield f"command {command!r}: expected {{path}}, {{file}}, {{name}} or {{modelfile}}, found {{{name}}}"
 
 
 def _profile_error(problem: str, location: str) -> UsageError:

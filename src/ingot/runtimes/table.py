@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
+from ingot.artifacts.modelfile import MODELFILE, modelfile_name
 from ingot.core.registry import Registry, did_you_mean
 from ingot.errors import UsageError
 from ingot.runtimes.profile import DEFAULT, RuntimeProfile, parse_profile
@@ -68,6 +69,8 @@ def command_lines(profile: RuntimeProfile, container: str, path: str, file: str)
     ``path`` is the result's file or folder, ``file`` its first weight file.
     """
     name = PurePath(path).name.partition(".")[0] or "model"
-    values = {key: shlex.quote(value) for key, value in (("path", path), ("file", file), ("name", name.lower()))}
+    modelfile = modelfile_name(path) if path == file else f"{path.rstrip('/')}/{MODELFILE}"
+    texts = {"path": path, "file": file, "name": name.lower(), "modelfile": modelfile}
+    values = {key: shlex.quote(value) for key, value in texts.items()}
     lines = profile.commands.get(container, profile.commands.get(DEFAULT, ()))
     return [line.format(**values) for line in lines]

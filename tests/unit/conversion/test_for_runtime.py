@@ -119,7 +119,7 @@ def test_next_names_only_a_program_that_would_load_the_result(model: Path, tmp_p
     assert first("m", "w4", recipe="w4a16", format="gptq") == "vllm serve w4"
     assert "transformers" in first("m", "points", recipe="points.toml", format="gptq")  # vLLM refuses zero points
     assert first("m", "x.gguf", recipe="q8_0").startswith("llama-cli -m x.gguf")
-    assert first("m", "y.gguf", recipe="q8_0", runtime="ollama").startswith("printf 'FROM")
+    assert first("m", "y.gguf", recipe="q8_0", runtime="ollama") == "ollama create y -f y.Modelfile"
     assert "llama" not in first("m", "named.gguf", recipe="q8_0", keep_names=True)
 
 

@@ -8,6 +8,7 @@ from math import sqrt
 
 from ingot.artifacts.open import Source, open_source
 from ingot.conversion.choose_preset import Chosen
+from ingot.conversion.modelfile import write_modelfile
 from ingot.conversion.report import ConvertReport, TensorReport
 from ingot.errors import IngotError
 from ingot.inspect.catalog import mean_bits
@@ -48,8 +49,9 @@ def finish(
         raise refusal(answer, f"{report.destination} was written")
     commands = report.commands
     if chosen.profile is not None:
+        write_modelfile(chosen.profile, report.destination, Location.parse(options.model))
         folder = report.destination.rstrip("/")
-        file = f"{folder}/{report.files[0]}" if report.companions or len(report.files) > 1 else report.destination
+        file = f"{folder}/{report.files[0]}" if source.is_folder else report.destination
         commands = command_lines(chosen.profile, chosen.container, report.destination, file)
     larger = _larger(report, recipe, types)
     return QuantizeReport(

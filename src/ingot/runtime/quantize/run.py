@@ -13,6 +13,7 @@ from ingot.codecs.table import stored_exactly
 from ingot.conversion.block_types import with_model_rules
 from ingot.conversion.choose_preset import Chosen, choose
 from ingot.conversion.estimate import Estimate, estimate_rounding
+from ingot.conversion.modelfile import require_free
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.prepared import Prepared
 from ingot.conversion.preset_fit import quantizes
@@ -74,6 +75,8 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
 def _quantize(options: QuantizeOptions) -> QuantizeReport:
     started = time.perf_counter()
     chosen = choose_for(options)
+    if chosen.profile is not None:
+        require_free(chosen.profile, Location.parse(options.out), overwrite=options.overwrite)
     _require_source(options, chosen)
     mode = _mode(options, chosen)
     first = _recipe(options, chosen, FULL if mode != NONE else NONE)
