@@ -32,6 +32,10 @@ from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 
 REFUSED = "refused"
+_LEGEND = (
+    "moved: unchanged. repacked: the same numbers in another layout. decoded: values computed from them.",
+    "refused: cannot be stored. becomes: the size of the result.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +78,50 @@ class FormatTotals:
     obstacle: str | None = None
     grades: Counts = field(default_factory=lambda: count_grades(()))
 
+    @property
+    def tensors(self) -> int:
+        """The number of tensors."""
+        return self.moved + self.repacked + self.decoded + self.refused
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix(Reportable):
-    """The outcome of converting a checkpoint to each format: totals of each format, and the outcome of every tensor."""
+    """The outcome of converting a checkpoint to each format: totals of each format, and the outcome of every tensor.
+
+    ``is_chosen`` says whether the user named the formats or the program.
+    """
 
     path: str
     format: str
     targets: Sequence[FormatTotals]
     tensors: Sequence[TensorOutcome]
+    is_chosen: bool = False
 
     def report(self) -> Report:
-        """Return the report. Its text shows the totals; its JSON also contains every tensor."""
-        obstacles = Figure("obstacles", _obstacles(self.targets), "texts", data=False)
-        figures = [Figure("path", self.path), Figure("format", self.format), obstacles]
+        """Return the report. Its text shows the totals; its JSON also contains every tensor.
+
+        Formats that store nothing of the model share a line, unless the user chose the formats.
+        """
+        refusing = [] if self.is_chosen else [item for item in self.targets if item.refused == item.tensors]
+        shown = [item for item in self.targets if item not in refusing]
+        figures = [
+            Figure("path", self.path),
+            Figure("format", self.format),
+            Figure("obstacles", _obstacles(shown), "texts", data=False),
+            Figure("refusing", ", ".join(item.format for item in refusing), data=False),
+        ]
+        closing = [Line(text) for text in _LEGEND]
+        if refusing:
+            closing.append(Line("These refuse the model; `ingot matrix MODEL --to FORMAT` says why: {refusing}"))
         return Report(
             figures,
-            [Line("{path} ({format}): tensors, and bytes as stored now, by the action for each format")],
+            [Line("{path} ({format}): tensors by what a conversion to each format does with them")],
             [
                 table_of("targets", self.targets, FormatTotals),
-                _totals_table(self.targets),
+                _totals_table(shown),
                 table_of("tensors", self.tensors, TensorOutcome),
             ],
-            [Line("{item}", items="obstacles")],
+            [*closing, Line("{item}", items="obstacles")],
         )
 
 
@@ -135,7 +160,7 @@ def matrix(options: MatrixOptions) -> Matrix:
         outcomes = {format.name: list(_outcomes(source, options, format, stack, adapter)) for format in formats}
     targets = [_totals(name, tensors) for name, tensors in outcomes.items()]
     tensors = [outcome for tensors in outcomes.values() for outcome in tensors]
-    return Matrix(source.location, source.format.name, targets, tensors)
+    return Matrix(source.location, source.format.name, targets, tensors, bool(names))
 
 
 def _outcomes(
@@ -244,19 +269,16 @@ def _totals(format: str, tensors: Sequence[TensorOutcome]) -> FormatTotals:
 
 
 def _totals_table(targets: Sequence[FormatTotals]) -> Table:
-    columns = [Column("", head="format")]
-    for action in (MOVED, REPACKED, DECODED, REFUSED):
-        columns += [Column("", "count", action), Column("", "bytes", "bytes", drop=1)]
-    columns.append(Column("", "bytes", "becomes", drop=2))
-    rows = []
-    for totals in targets:
-        pairs = (
-            (totals.moved, totals.moved_nbytes),
-            (totals.repacked, totals.repacked_nbytes),
-            (totals.decoded, totals.decoded_nbytes),
-            (totals.refused, totals.refused_nbytes),
-        )
-        rows.append((totals.format, *(item for pair in pairs for item in pair), totals.nbytes))
+    heads = (MOVED, REPACKED, DECODED, REFUSED)
+    columns = [
+        Column("", head="format"),
+        *(Column("", "count", head) for head in heads),
+        Column("", "bytes", "becomes"),
+    ]
+    rows = [
+        (item.format, item.moved, item.repacked, item.decoded, item.refused, item.nbytes if item.refused == 0 else None)
+        for item in targets
+    ]
     return Table("", columns, rows, data=False)
 
 

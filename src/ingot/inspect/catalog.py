@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import getdoc
 from math import prod
 from typing import Any
@@ -24,7 +25,7 @@ from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.llama_cpp_mixtures import LLAMA_LAYERS, expand_for_llama
 from ingot.recipes.load import ALL_PRESETS, load_recipe
 from ingot.recipes.recipe import Recipe, resolve
-from ingot.reporting.report import Report, Texts, table_of
+from ingot.reporting.report import Column, Line, Report, Table, Texts, table_of
 from ingot.runtimes.table import runtime_named
 
 ANY_PROGRAM = "any program"
@@ -187,16 +188,24 @@ def _presets_for(runtime: str) -> Report:
     profile = runtime_named(runtime)
     chosen = {name: str(item.bits) for item in profile.presets for name in (item.plain, item.calibrated)}
     fits = [
-        RuntimePreset(name, chosen.get(name, ""), container_for(profile, load_recipe(name)) or "", _summary(name))
+        RuntimePreset(name, chosen.get(name, ""), container_for(profile, load_recipe(name)) or "", _description(name))
         for name in presets_of(profile)
     ]
     heads = {"name": "recipe", "bits": "--bits", "container": "container", "description": "what it does"}
-    return Report(tables=[table_of("", fits, RuntimePreset, heads)])
+    rows = [(item.name, item.bits, item.container, _first_clause(item.description)) for item in fits]
+    text = Table("", [Column("", head=head) for head in heads.values()], rows, data=False)
+    legend = Line("`ingot recipes NAME` prints a preset with its full description.")
+    return Report(tables=[replace(table_of("", fits, RuntimePreset, heads), shown=False), text], closing=[legend])
 
 
-def _summary(preset: str) -> str:
+def _description(preset: str) -> str:
     """Return the description of a preset on one line."""
     return " ".join(load_recipe(preset).description.split())
+
+
+def _first_clause(text: str) -> str:
+    """Return a text up to its first colon, semicolon or full stop that ends a clause."""
+    return re.split(r"[:;.](?: |$)", text, maxsplit=1)[0]
 
 
 def _recipe_info(recipe: Recipe) -> RecipeInfo:
@@ -210,7 +219,7 @@ def _programs(recipe: Recipe) -> Sequence[str]:
     """Return the programs that run a preset: those that it declares, and those whose profiles accept it."""
     if recipe.runs_in == (ANY_PROGRAM,):
         return recipe.runs_in
-    return (*recipe.runs_in, *programs_of(recipe.name)) or ("Ingot",)
+    return tuple(dict.fromkeys((*recipe.runs_in, *programs_of(recipe.name)))) or ("Ingot",)
 
 
 def _range(sizes: Sequence[float]) -> str:

@@ -19,6 +19,8 @@ from ingot.model.store import Store
 from ingot.naming.names import equal_layers
 from ingot.reporting.report import Column, Figure, Line, Report, Table, figures_of, table_of
 
+_SHOWN_ITEMS = 4
+_SHOWN_LENGTH = 60
 KEYS = ("layer", "codec", "dtype", "role")
 
 _TENSORS = (
@@ -82,7 +84,7 @@ def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True,
     figures = [item for item in figures_of(inspection, "elements", "nbytes") if item.name not in hidden_figures]
     measured = [describe_entry(entry) for entry in inspection.receipt]
     delta, hidden_key = delta_lines(inspection.metadata, inspection.path)
-    texts = [f"{key}: {str(value)[:160]}" for key, value in inspection.metadata.items() if key != hidden_key]
+    texts = [f"{key}: {_value_text(value)}" for key, value in inspection.metadata.items() if key != hidden_key]
     figures += [
         Figure("totals", {key: inspection.totals(key) for key in KEYS}, "data"),
         Figure("details", [_detail(item) for item in inspection.details], "data"),
@@ -107,6 +109,16 @@ def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True,
     shown += [_tensors(inspection.tensors, every)] if tensors else []
     tables = [table_of("tensors", inspection.tensors, TensorInfo), *(_without_data(item) for item in shown)]
     return Report(figures, lines, tables)
+
+
+def _value_text(value: Any) -> str:
+    """Return a value of the metadata on part of a line: the number of items for a list or an object, a text's start."""
+    if isinstance(value, Mapping):
+        return f"{len(value)} entries"
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > _SHOWN_ITEMS:
+        return f"{len(value):,} items"
+    text = " ".join(str(value).split())
+    return text if len(text) <= _SHOWN_LENGTH else f"{text[: _SHOWN_LENGTH - 3]}..."
 
 
 def tensor_report(inspection: Inspection, name: str) -> Report:

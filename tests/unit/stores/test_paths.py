@@ -21,6 +21,7 @@ WRITING = {"ingot.core.files.atomic.atomic_write", "ingot.core.files.system.loca
 # Arithmetic on names with slashes, and what says of something that it is a path, touch no file system.
 HARMLESS = {"pathlib.PurePosixPath", "os.PathLike", "os.fspath", "os.environ"}
 ALLOWED = {
+    ("inspect/doctor.py", "shutil.which"),  # a program of --for, which is not started
     ("formats/shared/spool.py", "tempfile.TemporaryFile"),  # for sinks that have no disk of their own
     ("ext/squizd/dispatch.py", "pathlib.Path"),  # device files of this machine
     # Files of a staging folder, which is on this machine's disk.

@@ -28,6 +28,12 @@ EPILOG = (
 )
 
 
+_LEGEND = (
+    "streams: read in its stored bytes. folds: decoded to fp16 before it runs. refused: not compiled. dense: fp16.",
+    "!: sources contradict each other. B25, M6, ...: claims and measurements, listed in spec/ane.md.",
+)
+
+
 @declare("plan", EPILOG)
 def command(
     options: PlanOptions,
@@ -62,6 +68,8 @@ def command(
         line(f"note: {note}")
     for item in result.chips:
         _print_chip(item, every, list_tensors)
+    for text in _LEGEND:
+        line(text)
 
 
 def _suggest(options: SuggestOptions, json: bool) -> None:
