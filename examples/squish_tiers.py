@@ -11,7 +11,7 @@ import sys
 
 import ingot
 from ingot.ext.squish.tiers.status import status
-from ingot.runtime.loading.transformers import LoadReport
+from ingot.runtime.loading.load_report import LoadReport
 
 
 def show(report: LoadReport) -> None:

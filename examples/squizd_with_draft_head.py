@@ -56,6 +56,7 @@ def main(source: str = "ingot-demo/original/model.safetensors", destination: str
                 print(f"{platform:22} {stack:10} {reason}")
 
     shape = extract_draft(destination, "eagle3-again.safetensors")
+    assert shape is not None  # the file has a draft head
     same = ingot.compare("eagle3.safetensors", "eagle3-again.safetensors").same
     print(
         f"draft head: {shape.layers} layer, vocabulary {shape.draft_vocab} of {shape.vocab}, "

@@ -39,6 +39,14 @@ class IngotError(Exception):
         The stable identifier of the violated rule.
     where : str, optional
         The file, tensor, field or byte offset.
+
+    Examples
+    --------
+    >>> try:
+    ...     ingot.open("gone.zt")
+    ... except ingot.IngotError as error:
+    ...     print(error.rule, error.exit_code)
+    open.missing 2
     """
 
     exit_code = 1

@@ -39,6 +39,11 @@ def load_file(
     """Load all tensors of a checkpoint file or folder, decoded, as ``mlx.core.array``.
 
     Raises the errors of ``ingot.open`` and ``Tensor.numpy``, and ``UnsupportedError`` ``adapter.dtype``.
+
+    Examples
+    --------
+    >>> ingot.mlx.load_file("int4.zt")["model.norm.weight"].shape
+    (192,)
     """
     with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
         checkpoint.require_whole()
@@ -47,5 +52,11 @@ def load_file(
 
 @bordered
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-    """Save ``mlx.core.array`` tensors in the format of the suffix of ``path``; raise the errors of ``ingot.save``."""
+    """Save ``mlx.core.array`` tensors in the format of the suffix of ``path``; raise the errors of ``ingot.save``.
+
+    Examples
+    --------
+    >>> weights = ingot.mlx.load_file("int4.zt")
+    >>> ingot.mlx.save_file(weights, "decoded.safetensors")
+    """
     save_checkpoint(path, {name: to_numpy(array) for name, array in tensors.items()}, metadata)

@@ -27,6 +27,11 @@ def load_file(
     For devices other than the CPU, quantized matrices are copied packed and decoded on the device, with the same bits.
 
     Raises the errors of ``ingot.open`` and ``Tensor.torch``.
+
+    Examples
+    --------
+    >>> ingot.torch.load_file("int4.zt")["model.norm.weight"].dtype
+    torch.bfloat16
     """
     with open_checkpoint(path, io=io, max_decompressed=max_decompressed) as checkpoint:
         return _loaded(checkpoint, device)
@@ -34,19 +39,37 @@ def load_file(
 
 @bordered
 def load(data: bytes, device: Any = "cpu") -> dict[str, Any]:
-    """Load all tensors of a checkpoint that is a bytes object."""
+    """Load all tensors of a checkpoint that is a bytes object.
+
+    Examples
+    --------
+    >>> ingot.torch.load(ingot.numpy.save({"w": np.zeros(3, "f4")}))["w"]
+    tensor([0., 0., 0.])
+    """
     return _loaded(open_bytes(data), device)
 
 
 @bordered
 def save_file(tensors: Mapping[str, Any], path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-    """Save tensors in the format of the suffix of ``path``; raise the errors of ``ingot.save``."""
+    """Save tensors in the format of the suffix of ``path``; raise the errors of ``ingot.save``.
+
+    Examples
+    --------
+    >>> weights = ingot.torch.load_file("int4.zt")
+    >>> ingot.torch.save_file(weights, "decoded.safetensors", {"format": "pt"})
+    """
     save_checkpoint(path, tensors, metadata)
 
 
 @bordered
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the bytes of a safetensors file with these tensors."""
+    """Return the bytes of a safetensors file with these tensors.
+
+    Examples
+    --------
+    >>> type(ingot.torch.save(ingot.torch.load_file("int4.zt")))
+    <class 'bytes'>
+    """
     return save_bytes(tensors, metadata)
 
 

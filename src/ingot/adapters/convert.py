@@ -68,6 +68,12 @@ def convert_adapter(options: AdapterConvertOptions) -> AdapterConvertReport:
     UnsupportedError
         ``adapter.base``, ``adapter.shape``: the adapter does not fit the base; ``adapter.unsupported``: the target
         format cannot express a change; the errors of ``open_adapter``.
+
+    Examples
+    --------
+    >>> report = ingot.convert_adapter("style", "style-mlx", base="model")
+    >>> report.target
+    'mlx'
     """
     out = Location.parse(options.out)
     with open_adapter(options.adapter) as adapter:

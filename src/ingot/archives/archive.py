@@ -106,6 +106,12 @@ def archive(options: ArchiveOptions) -> Archived:
         ``store.changed``: the source changed meanwhile.
     ResourceError
         ``ram.ceiling``; disk full.
+
+    Examples
+    --------
+    >>> report = ingot.archive("model", "model.zt")
+    >>> report.files, report.saved > 0.3
+    (5, True)
     """
     location = Location.parse(options.src)
     destination = Location.parse(options.out)

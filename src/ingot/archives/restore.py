@@ -65,6 +65,12 @@ def restore(options: RestoreOptions) -> Restored:
         ``archive.base``: the archive refers to another model, which ``against`` must name.
     ResourceError
         ``ram.ceiling``; disk full.
+
+    Examples
+    --------
+    >>> report = ingot.archive("model", "model.zt")
+    >>> ingot.restore("model.zt", "copy", only=["config.json"]).files
+    1
     """
     with _opened(Location.parse(options.src)) as (store, fault):
         files = _selected(store, options.only)

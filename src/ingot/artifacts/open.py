@@ -229,6 +229,12 @@ def open(
         The path does not exist, or the folder contains no checkpoint or several.
     FormatError, IntegrityError, UnsupportedError
         The file breaks a rule of its format. ``model.quantized``: another program packed its weights.
+
+    Examples
+    --------
+    >>> with ingot.open("model") as checkpoint:
+    ...     print(len(checkpoint), checkpoint["model.norm.weight"].shape)
+    39 (192,)
     """
     return open_in_store(*find(Location.parse(path), io), io=io, verify=verify, max_decompressed=max_decompressed)
 

@@ -76,6 +76,12 @@ def save(
         A sparse object with a position outside its shape.
     ResourceError
         Disk full, target not writable.
+
+    Examples
+    --------
+    >>> ingot.save("new.zt", {"w": np.eye(2, dtype="f4")}, {"author": "me"})
+    >>> ingot.open("new.zt").metadata["author"]
+    'me'
     """
     target = destination(Location.parse(path), format)
     planned = plan_tensors(target.format, tensors, attributes or {})

@@ -42,6 +42,14 @@ def execute(options: ExecuteOptions) -> ConvertReport:
         ``plan.source``: the source or an attachment has changed since the plan was made.
     UsageError, UnsupportedError, CodecError, ResourceError
         See ``ingot.convert``. If an error is raised, nothing is written under the final name.
+
+    Examples
+    --------
+    >>> from ingot.cli.main import run
+    >>> run(["convert", "model", "small.zt", "--recipe", "int8", "--plan-out", "plan.json", "-q"])
+    0
+    >>> ingot.execute("plan.json").format
+    'zt'
     """
     started = time.perf_counter()
     data = read_plan(Location.parse(options.plan), PlanData)

@@ -165,6 +165,12 @@ def merge(options: MergeOptions) -> MergeReport | ModelMergeReport:
         ``convert.like-stored``.
     IngotError
         The errors of ``ingot.convert``. If an error is raised, nothing is written under the final name.
+
+    Examples
+    --------
+    >>> report = ingot.merge("model", ["style"], "merged")
+    >>> report.changed
+    4
     """
     started = time.perf_counter()
     operands = options.operands

@@ -101,6 +101,14 @@ def apply_delta(
     FormatError, CodecError, UsageError
         The delta is damaged. Changes made before this was detected are undone. Without ``undo``, all parts of the delta
         are checked before anything is changed.
+
+    Examples
+    --------
+    >>> report = ingot.diff("model", "tuned.safetensors", "tuned.zt")
+    >>> weights = ingot.numpy.load_file("model")
+    >>> applied = ingot.apply_delta(weights, "tuned.zt")
+    >>> bool(weights["model.norm.weight"][0] == ingot.open("tuned.safetensors")["model.norm.weight"][0])
+    True
     """
     workers = default_workers() if workers is None else workers
     if isinstance(delta, Checkpoint):
@@ -170,9 +178,19 @@ def revert(state_dict: State, applied: Applied) -> None:
     Raises
     ------
     UsageError
+        ``delta.reverted``: it was already reverted or closed, or applied without ``undo``. ``delta.not-applied``: the
         tensors are not as the delta left them, for example because a later delta was not reverted. Nothing was changed.
     IntegrityError
         ``store.changed``: the delta's file was modified in the meantime. Nothing was changed.
+
+    Examples
+    --------
+    >>> report = ingot.diff("model", "tuned.safetensors", "tuned.zt")
+    >>> weights = ingot.numpy.load_file("model")
+    >>> applied = ingot.apply_delta(weights, "tuned.zt")
+    >>> ingot.revert(weights, applied)
+    >>> bool(weights["model.norm.weight"][0] == ingot.open("model")["model.norm.weight"][0])
+    True
     """
     if applied.undo is None:
         raise UsageError(

@@ -168,6 +168,12 @@ def diff(options: DiffOptions) -> DiffReport:
         ``delta.keys``: the inputs have different tensors, which the container cannot represent.
     FormatError, IntegrityError, ResourceError
         As ``ingot.convert``. No file remains under the final name.
+
+    Examples
+    --------
+    >>> report = ingot.diff("model", "tuned.safetensors", "tuned.zt")
+    >>> report.strategy, report.ops
+    ('exact', {'same': 38, 'apply': 1})
     """
     started = time.perf_counter()
     target = destination(Location.parse(options.out))

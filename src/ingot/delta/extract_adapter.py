@@ -186,6 +186,12 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
         quantized or a GGUF file.
     CodecError
         ``adapter.values``: NaN or infinity. Nothing is left under the final names.
+
+    Examples
+    --------
+    >>> report = ingot.merge("model", ["style"], "merged")
+    >>> len(ingot.extract_adapter("model", "merged", "extracted", rank=4).tensors)
+    4
     """
     started = time.perf_counter()
     max_error, size = _limits(options)

@@ -66,6 +66,13 @@ def patch(options: PatchOptions) -> PatchReport:
         ``cluster.engine``, ``delta.none``, ``delta.of-delta``, ``delta.no-identity``, ``delta.no-result``, an option.
     FormatError, CodecError, UnsupportedError, ResourceError
         As ``ingot.convert``.
+
+    Examples
+    --------
+    >>> report = ingot.diff("model", "tuned.safetensors", "tuned.zt")
+    >>> report = ingot.patch("model", "tuned.zt", "again.safetensors")
+    >>> ingot.compare("tuned.safetensors", "again.safetensors").same
+    True
     """
     started = time.perf_counter()
     distributed = is_distributed(options.engine, options.address)

@@ -164,6 +164,12 @@ def compare(options: CompareOptions) -> CompareReport:
         ``cluster.engine``.
     IngotError
         Errors of opening and decoding, and with workers those of ``cluster.driver.spread.ask``.
+
+    Examples
+    --------
+    >>> report = ingot.compare("model", "int4.zt")
+    >>> report.same, report.tensors[0].status
+    (False, 'differs')
     """
     is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
     a = Location.parse(options.a)

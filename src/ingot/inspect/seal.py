@@ -50,6 +50,11 @@ def seal(options: SealOptions) -> list[Sealed]:
         No such path; ``store.not-writable``.
     IngotError
         Errors of opening and decoding.
+
+    Examples
+    --------
+    >>> len(ingot.seal("tuned.safetensors"))
+    1
     """
     source = open_source(Location.parse(options.path))
     try:

@@ -71,6 +71,13 @@ def verify(options: VerifyOptions) -> list[Finding]:
         checkpoint at the path; ``cluster.engine``; ``runtime.unknown``; ``adapter.none``: ``base`` without an adapter.
     IntegrityError, ResourceError, MissingExtraError
         Errors of workers, see ``cluster.driver.spread.ask``.
+
+    Examples
+    --------
+    >>> ingot.verify("int4.zt")
+    []
+    >>> ingot.verify("int4.zt", runtime="vllm")[0].level
+    'error'
     """
     is_distributed(options.engine, options.address)  # raises for an invalid engine before anything is read
     profile = None if options.runtime is None else runtime_named(options.runtime)

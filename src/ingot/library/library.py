@@ -25,6 +25,19 @@ class Library:
     ----------
     address : path or address
         A folder, or ``s3://bucket/library``. ``add`` creates the library if it does not exist.
+
+    Examples
+    --------
+    >>> library = ingot.Library("library")
+    >>> library.add("model", "org/base").stored < library.ls().size
+    True
+    >>> library.get("org/base", "copy").files
+    5
+    >>> library.rm("org/base")
+    >>> library.gc().objects
+    34
+    >>> library.verify()
+    []
     """
 
     def __init__(self, address: AnyPath) -> None:

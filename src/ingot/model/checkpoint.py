@@ -107,6 +107,17 @@ class Checkpoint(Mapping[str, Tensor]):
         Tensors or constants of the opened file that its reader does not support.
     omissions : mapping of name to Omission, optional
         The reasons why views left out tensors of the opened file, by their names in the file.
+
+    Examples
+    --------
+    >>> checkpoint = ingot.open("int4.zt")
+    >>> sorted(checkpoint)[0], checkpoint.metadata["format"]
+    ('lm_head.weight', 'pt')
+    >>> checkpoint.state_dict(dtype="f32")["model.norm.weight"].dtype
+    dtype('float32')
+    >>> [layer for layer, arrays in checkpoint.layers()][:3]
+    [None, 0, 1]
+    >>> checkpoint.close()
     """
 
     def __init__(

@@ -159,6 +159,14 @@ class Tensor:
         values are the stored ones.
     stored_like : Tensor or None
         If no rule of a recipe matches: the tensor whose codec and element type a conversion uses for these f32 values.
+
+    Examples
+    --------
+    >>> tensor = ingot.open("int4.zt")["model.layers.0.mlp.up_proj.weight"]
+    >>> tensor.codec, tensor.shape, tensor.nbytes, tensor.params["bits"]
+    ('affine', (512, 192), 52224, 4)
+    >>> tensor.numpy("f32").dtype, tensor[16:32].shape, np.asarray(tensor).ndim
+    (dtype('float32'), (16, 192), 2)
     """
 
     name: str

@@ -45,13 +45,24 @@ def attach(
         ``draft.*``, ``attachments.coreml-package``, ``archive.*``; and the errors of ``ingot.open``.
     UsageError
         ``attachments.none``: the path for ``program`` is no Core ML package.
+
+    Examples
+    --------
+    >>> view = ingot.views.attach(ingot.open("model"), draft="head.safetensors")
+    >>> len(view.attachments.draft)
+    15
     """
     paths = {"draft": draft, "coreml": coreml, "program": program}
     return _attach(checkpoint, {name: Location.parse(path) for name, path in paths.items() if path is not None})
 
 
 def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
-    """Return the checkpoint without the given types of attachments: ``draft``, ``coreml``, ``program``."""
+    """Return the checkpoint without the given types of attachments: ``draft``, ``coreml``, ``program``.
+
+    Examples
+    --------
+    >>> view = ingot.views.detach(ingot.open("model"), ["draft"])
+    """
     tensors = LazyMap(checkpoint, checkpoint.__getitem__)
     names = sorted(kinds)
     removed: dict[str, Any] = dict.fromkeys(names)
@@ -63,7 +74,13 @@ def detach(checkpoint: Checkpoint, kinds: Collection[str]) -> Checkpoint:
 
 
 def describe(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint with additional metadata, which replaces entries with the same keys."""
+    """Return the checkpoint with additional metadata, which replaces entries with the same keys.
+
+    Examples
+    --------
+    >>> ingot.views.describe(ingot.open("model"), {"author": "me"}).metadata["author"]
+    'me'
+    """
     tensors = LazyMap(checkpoint, checkpoint.__getitem__)
     added = dict(sorted(metadata.items()))
     return derive_checkpoint(checkpoint, tensors, describe, added, added, metadata={**checkpoint.metadata, **added})

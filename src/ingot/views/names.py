@@ -24,6 +24,11 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     ------
     UsageError
         ``tensor.unknown``; ``view.name``: two tensors would have one name; ``view.delta``.
+
+    Examples
+    --------
+    >>> "head" in ingot.views.rename(ingot.open("model"), {"lm_head.weight": "head"})
+    True
     """
     require_names(checkpoint, names)
     pairs = {name: names.get(name, name) for name in checkpoint}
@@ -48,12 +53,24 @@ def rename(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
 
 
 def select(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
-    """Return the checkpoint with only the tensors ``names``, in its order; raise ``UsageError`` ``tensor.unknown``."""
+    """Return the checkpoint with only the tensors ``names``, in its order; raise ``UsageError`` ``tensor.unknown``.
+
+    Examples
+    --------
+    >>> list(ingot.views.select(ingot.open("model"), ["lm_head.weight"]))
+    ['lm_head.weight']
+    """
     return _select(checkpoint, set(names), checkpoint.omissions)
 
 
 def drop(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
-    """Return the checkpoint without the tensors ``names``; raise ``UsageError`` ``tensor.unknown``."""
+    """Return the checkpoint without the tensors ``names``; raise ``UsageError`` ``tensor.unknown``.
+
+    Examples
+    --------
+    >>> len(ingot.views.drop(ingot.open("model"), ["lm_head.weight"]))
+    38
+    """
     unwanted = set(names)
     require_names(checkpoint, unwanted)
     return select(checkpoint, [name for name in checkpoint if name not in unwanted])

@@ -36,6 +36,12 @@ def take(checkpoint: Checkpoint, rows: Mapping[str, Index]) -> Checkpoint:
     UsageError
         ``tensor.unknown``; ``view.rows``: an index out of range, or rows of a tensor without dimensions;
         ``view.delta``.
+
+    Examples
+    --------
+    >>> view = ingot.views.take(ingot.open("model"), {"lm_head.weight": slice(0, 512)})
+    >>> view["lm_head.weight"].shape
+    (512, 192)
     """
     require_names(checkpoint, rows)
     indices = {name: _indices(checkpoint[name], index) for name, index in rows.items()}
@@ -62,6 +68,12 @@ def permute(checkpoint: Checkpoint, order: Mapping[str, Sequence[int] | Array]) 
     ------
     UsageError
         As ``take``; ``view.rows``: an order that does not contain each row once.
+
+    Examples
+    --------
+    >>> view = ingot.views.permute(ingot.open("model"), {"lm_head.weight": range(1023, -1, -1)})
+    >>> view["lm_head.weight"].shape
+    (1024, 192)
     """
     require_names(checkpoint, order)
     for name, index in order.items():
@@ -88,6 +100,13 @@ def concatenate(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> C
     ------
     UsageError
         ``tensor.unknown``, ``view.name``; ``view.shape``: incompatible shapes or element types; ``view.delta``.
+
+    Examples
+    --------
+    >>> names = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up")]
+    >>> view = ingot.views.concatenate(ingot.open("model"), {"gate_up": names})
+    >>> view["gate_up"].shape
+    (1024, 192)
     """
     return _join_view(checkpoint, names, concatenate, _concatenated_shape)
 
@@ -96,6 +115,13 @@ def stack(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> Checkpo
     """Return the checkpoint with tensors of one shape stacked along a new first dimension, as ``numpy.stack``.
 
     Parameters and errors are those of ``concatenate``.
+
+    Examples
+    --------
+    >>> names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(4)]
+    >>> view = ingot.views.stack(ingot.open("model"), {"up": names})
+    >>> view["up"].shape
+    (4, 512, 192)
     """
     return _join_view(checkpoint, names, stack, _stacked_shape)
 
@@ -113,6 +139,13 @@ def split(checkpoint: Checkpoint, names: Mapping[str, Mapping[str, int]]) -> Che
     ------
     UsageError
         ``tensor.unknown``, ``view.name``; ``view.rows``: rows that do not add up; ``view.delta``.
+
+    Examples
+    --------
+    >>> name = "model.layers.0.mlp.up_proj.weight"
+    >>> view = ingot.views.split(ingot.open("model"), {name: {"first": 128, "second": 384}})
+    >>> view["second"].shape
+    (384, 192)
     """
     require_names(checkpoint, names)
     for name, parts in names.items():
@@ -146,6 +179,13 @@ def unstack(checkpoint: Checkpoint, names: Mapping[str, Sequence[str]]) -> Check
     ------
     UsageError
         As ``split``.
+
+    Examples
+    --------
+    >>> ingot.save("experts.zt", {"up": np.zeros((2, 4, 32), "f4")})
+    >>> view = ingot.views.unstack(ingot.open("experts.zt"), {"up": ["up.0", "up.1"]})
+    >>> view["up.1"].shape
+    (4, 32)
     """
     require_names(checkpoint, names)
     for name, parts in names.items():

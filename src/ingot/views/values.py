@@ -23,7 +23,13 @@ from ingot.views.common import BuildTensor, require_names, view_of
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The blocks of channels that remain in a matrix, along ``axis`` (0 for rows, 1 for columns)."""
+    """The blocks of channels that remain in a matrix, along ``axis`` (0 for rows, 1 for columns).
+
+    Examples
+    --------
+    >>> name = "model.layers.0.mlp.up_proj.weight"
+    >>> pruning = ingot.views.Pruning(0, ingot.views.weakest_blocks(ingot.open("model"), 0.25)[name].blocks)
+    """
 
     axis: int
     blocks: Blocks
@@ -44,6 +50,13 @@ def prune(checkpoint: Checkpoint, prunings: Mapping[str, Pruning]) -> Checkpoint
     ------
     UsageError
         ``tensor.unknown``; ``view.blocks``: no matrix, or a mask for another number of channels; ``view.delta``.
+
+    Examples
+    --------
+    >>> model = ingot.open("model")
+    >>> view = ingot.views.prune(model, ingot.views.weakest_blocks(model, 0.25))
+    >>> round(float((view["model.layers.0.mlp.up_proj.weight"].numpy() == 0).mean()), 2)
+    0.25
     """
     require_names(checkpoint, prunings)
     for name, pruning in prunings.items():
@@ -79,6 +92,13 @@ def weigh(checkpoint: Checkpoint, importance: Mapping[str, Array]) -> Checkpoint
     ------
     UsageError
         ``tensor.unknown``; ``convert.importance``: not one weight per column, or weights negative, not finite or all 0.
+
+    Examples
+    --------
+    >>> name = "lm_head.weight"
+    >>> view = ingot.views.weigh(ingot.open("model"), {name: np.ones(192, "f4")})
+    >>> view[name].shape
+    (1024, 192)
     """
     require_names(checkpoint, importance)
     weights = {name: np.ascontiguousarray(values, np.float64) for name, values in importance.items()}

@@ -187,6 +187,11 @@ def plan(options: PlanOptions) -> Plan:
     ------
     UsageError
         ``ane.chip``, ``ane.assume``, ``ane.delta``, and the errors of ``ingot.open``.
+
+    Examples
+    --------
+    >>> ingot.plan("model", "m1").chips[0].outcomes
+    {'dense': 29}
     """
     chips = load_chips(options.chip)
     assumptions = parse_assumptions(options.assume, [item.name for item in chips])

@@ -36,6 +36,11 @@ def load_compressed_model(
     ------
     IngotError
         Any error of ``load_model``; ``FormatError`` ``model.tokenizer``.
+
+    Examples
+    --------
+    >>> report = ingot.convert("model", "squish", format="npydir", recipe="squish-int8")
+    >>> model, tokenizer = ingot.load_compressed_model("squish")
     """
     reports: list[LoadReport] = []
     model = transformers.load_model(compressed_dir, model_dir=model_dir, report=reports.append, **options)
@@ -47,7 +52,13 @@ def load_compressed_model(
 def load_compressed_mlx(
     compressed_dir: AnyPath, model_dir: AnyPath | None = None, *, return_stats: bool = False, **options: Any
 ) -> Any:
-    """Load the best tier for MLX, with the options of ``ingot.mlx.load_model``; see ``load_compressed_model``."""
+    """Load the best tier for MLX, with the options of ``ingot.mlx.load_model``; see ``load_compressed_model``.
+
+    Examples
+    --------
+    >>> report = ingot.convert("model", "squish", format="npydir", recipe="squish-int8")
+    >>> model, tokenizer = ingot.mlx.load_compressed_model("squish")
+    """
     reports: list[LoadReport] = []
     loaded = mlx_load.load_model(compressed_dir, model_dir=model_dir, report=reports.append, **options)
     return (*loaded, reports[0]) if return_stats else loaded

@@ -30,6 +30,10 @@ def report(options: ReportOptions) -> ReportResult:
         ``report.page``: a name that does not end in .html; ``target.exists``: the file exists, without ``overwrite``.
     FormatError
         The errors of ``collect_page_data``, ``ingot.open`` and ``ingot.compare``.
+
+    Examples
+    --------
+    >>> report = ingot.report("model", "int4.zt", out="page.html")
     """
     if options.out is None:
         return _report_of(collect_page_data(options))

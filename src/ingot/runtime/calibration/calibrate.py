@@ -179,6 +179,12 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         ``calibrate.value``: NaN or infinity in activations.
     IngotError
         The errors of ``load_model`` and ``ingot.save``.
+
+    Examples
+    --------
+    >>> report = ingot.calibrate("model", "statistics.safetensors", samples=2, length=16)
+    >>> report.tokens
+    32
     """
     started = time.perf_counter()
     model = Location.parse(options.model)

@@ -92,6 +92,12 @@ def evaluate(
         receipt with a program's arithmetic.
     IngotError
         The errors of ``load_model``; ``model.tokenizer``, ``model.vocabulary``; ``generate.no-head``.
+
+    Examples
+    --------
+    >>> report = ingot.evaluate("int4", "model/heldout.txt", "model", sequences=1)
+    >>> report.kl < 0.1
+    True
     """
     torch = require("torch", EXTRA)
     structs = (protocol or Protocol(), loading or Loading(), measures or Measures())

@@ -82,6 +82,12 @@ def load_model(
         ``ram.guard``: MLX copies the weights into its memory, except unread ones.
     IngotError
         The errors of ``ingot.open`` and ``Tensor.numpy``; or mlx or mlx-lm is not installed.
+
+    Examples
+    --------
+    >>> model, tokenizer = ingot.mlx.load_model("model")
+    >>> type(model).__name__
+    'Model'
     """
     meter = Meter()
     with meter.importing():

@@ -95,6 +95,12 @@ def load_model(options: LoadOptions) -> Any:
         torch or transformers is not installed.
     IngotError
         The errors of ``ingot.open`` and ``Tensor.numpy``.
+
+    Examples
+    --------
+    >>> model = ingot.load_model("model")
+    >>> type(model).__name__
+    'LlamaForCausalLM'
     """
     return load(options, ModelOverrides())
 

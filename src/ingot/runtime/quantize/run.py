@@ -63,6 +63,12 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
         ``quantize.nothing``: nothing would be quantized; ``runtime.refused``: the program would not load the result.
     IngotError
         The errors of ``ingot.convert`` and ``ingot.calibrate``.
+
+    Examples
+    --------
+    >>> report = ingot.quantize("model", "w4", runtime="vllm", calibration="none")
+    >>> report.preset, report.commands
+    ('w4a16', ['vllm serve w4'])
     """
     check_options(options)
     try:

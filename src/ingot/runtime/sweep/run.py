@@ -67,6 +67,13 @@ def sweep(options: SweepOptions) -> SweepReport:
     IngotError
         The errors of ``ingot.convert``, ``ingot.calibrate`` and ``ingot.evaluate``. All conversions are planned before
         the first one begins.
+
+    Examples
+    --------
+    >>> from ingot.runtime.loading.options import Protocol
+    >>> report = ingot.sweep("model", "int8", "model/heldout.txt", "s.json", protocol=Protocol(sequences=1))
+    >>> [row.preset for row in report.rows]
+    ['int8']
     """
     recipes, texts = check_options(options)
     out = Location.parse(options.out)

@@ -99,6 +99,12 @@ def rotate(
         ``fold.nothing``: neither r1 nor r2; ``view.delta``.
     UnsupportedError
         ``fold.norm``: R1 of a model with norms after its layers' outputs; and the errors of ``graph_of``.
+
+    Examples
+    --------
+    >>> view = ingot.views.rotate(ingot.open("model"), r1=True)
+    >>> view["lm_head.weight"].dtype
+    'bf16'
     """
     graph = graph_of(checkpoint)
     names = [*graph.sites, graph.head]

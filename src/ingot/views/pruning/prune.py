@@ -214,6 +214,12 @@ def weakest_blocks(
     ------
     UsageError
         ``convert.prune``, ``convert.activations``; and the errors of ``ingot.open`` for the activations.
+
+    Examples
+    --------
+    >>> prunings = ingot.views.weakest_blocks(ingot.open("model"), 0.25)
+    >>> len(prunings)
+    12
     """
     return choose_pruning(checkpoint, PruneOptions(fraction, block, None, threads), activations).tensors
 
