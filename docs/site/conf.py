@@ -98,7 +98,7 @@ _LEADS = {
             ("docs/choosing", "docs/containers", "docs/families", "docs/runtimes", "docs/stability"),
         ),
         ("Reference", ("docs/site/commands", "docs/site/api", "spec/README")),
-        ("Evidence", ("docs/benchmarks", "docs/limits")),
+        ("Evidence", ("docs/costs", "docs/benchmarks", "docs/limits")),
         ("Develop", _DEVELOPING),
         ("Take part", ("CONTRIBUTING", "CHANGELOG", *_POLICIES, "src/ingot/demo/data/README")),
     ),
