@@ -24,7 +24,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 # Tests start many processes: what one has compiled to byte code the others only load.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: all families tokens demo test test-all test-minimum arm64 sdist s3 ray peers nginx browser interop-llama xllamacpp clients core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
+.PHONY: all families tokens demo test test-all test-minimum arm64 sdist s3 ray peers nginx oci browser interop-llama xllamacpp clients core environments cases mutants lint types imports docs words docs-site check bench wide fuzz damage kills clean
 
 all: $(VENV)/.installed
 
@@ -118,6 +118,16 @@ $(VENV).sdist/.packages: pyproject.toml
 # From Debian: apt install nginx-light openssl.
 nginx: $(VENV)/.installed $(VENV)/.test
 	INGOT_NGINX=nginx $(PYTEST) --must-run tests/interop/test_nginx_server.py
+
+# From Debian: apt install docker-registry skopeo apache2-utils.
+oci: $(VENV)/.installed $(VENV)/.test $(VENV).oci/.installed
+	INGOT_DOCKER_REGISTRY=docker-registry INGOT_ORAS_PYTHON=$(VENV).oci/bin/python INGOT_SKOPEO=skopeo \
+		$(PYTEST) --must-run tests/interop/test_oci_registry.py
+
+$(VENV).oci/.installed:
+	$(PYTHON) -m venv $(VENV).oci
+	$(VENV).oci/bin/pip install --quiet oras==0.2.43
+	touch $@
 
 # From Debian: apt install chromium chromium-driver.
 browser: $(VENV)/.installed $(VENV)/.test
@@ -258,7 +268,7 @@ kills: $(VENV)/.installed
 	$(BIN)/python -m tests.damage.kills
 
 clean:
-	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).clients-* $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).core $(VENV).minimum $(VENV).arm64 $(VENV).sdist $(VENV).s3 $(VENV).oci $(VENV).ray $(VENV).peers $(VENV).llama $(VENV).clients-* $(VENV).site build dist ingot-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from ingot.library.library import Library as Library
     from ingot.model.checkpoint import Checkpoint as Checkpoint
     from ingot.model.tensor import Tensor as Tensor
+    from ingot.publishing.pull import pull as pull
+    from ingot.publishing.push import push as push
     from ingot.runtime.calibration.calibrate import calibrate as calibrate
     from ingot.runtime.evaluation.evaluate import evaluate as evaluate
     from ingot.runtime.loading.transformers import load_model as load_model
@@ -68,6 +70,8 @@ _NAMES = {
     "open": "ingot.artifacts.open",
     "patch": "ingot.delta.patch",
     "plan": "ingot.ext.ane.plan",
+    "pull": "ingot.publishing.pull",
+    "push": "ingot.publishing.push",
     "quantize": "ingot.runtime.quantize.run",
     "report": "ingot.inspect.page.report",
     "restore": "ingot.archives.restore",
@@ -102,6 +106,8 @@ __all__ = [
     "open",
     "patch",
     "plan",
+    "pull",
+    "push",
     "quantize",
     "report",
     "restore",

@@ -50,6 +50,11 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
         raise _foreign(store, "holds no weights")
 
 
+def is_sentinel(name: str) -> bool:
+    """Return whether a hidden file's name is one that a format of Ingot has."""
+    return name in _SENTINELS or name.startswith(_SQUISH)
+
+
 def _shown(name: str) -> str:
     """Return ``name`` for a message, cut after its first hidden folder; hidden folders never belong to a checkpoint."""
     components = name.split("/")
@@ -69,7 +74,7 @@ def _belongs(name: PurePosixPath) -> bool:
     if any(component.startswith(".") for component in name.parts[:-1]):
         return False
     if name.name.startswith("."):
-        return name.name in _SENTINELS or name.name.startswith(_SQUISH)
+        return is_sentinel(name.name)
     text = name.name.upper().startswith(_NAMES) and name.suffix.lower() in _TEXTS
     return len(name.parts) <= 2 and (text or name.name in _TOKENIZERS or name.suffix.lower() in _COMPANIONS)
 

@@ -55,6 +55,8 @@ _GROUPS = {
         ("store", "store", "Keep many models in a library, each tensor once"),
         ("archive", "archive", "Archive a model's files in one .zt, byte for byte"),
         ("restore", "archive:restore", "Restore the files of an archive"),
+        ("push", "push", "Copy a model to a registry or to the Hub"),
+        ("pull", "push:pull", "Copy a model from a registry"),
     ),
     "Run": (
         ("generate", "generate", "Continue a prompt, and show time and memory"),
@@ -69,7 +71,11 @@ _GROUPS = {
 }
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
-SHARED_LINES = {("archive", "restore"): "Put files in one .zt; restore them byte for byte"}
+SHARED_LINES = {
+    ("formats", "codecs"): "List the formats, the codecs, and which carries which",
+    ("archive", "restore"): "Put files in one .zt; restore them byte for byte",
+    ("push", "pull"): "Copy a model to a registry or the Hub; copy it back",
+}
 """Pairs of commands that share a line of ``ingot --help`` so that it fits one screen, and the text of that line."""
 SHORT_NAMES = {
     "plan": "Show what runs on an Apple Neural Engine, and its cost",

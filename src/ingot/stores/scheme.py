@@ -101,6 +101,7 @@ STORES: Instances[Scheme] = Instances(
         ("gs", "ingot.stores.remote.store:GoogleScheme"),
         ("az", "ingot.stores.remote.store:AzureScheme"),
         ("hf", "ingot.stores.remote.hub:HubScheme"),
+        ("oci", "ingot.stores.registry.store:RegistryScheme"),
     ),
     group="ingot.stores",
     contract=Scheme,

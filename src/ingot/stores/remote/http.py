@@ -1,4 +1,4 @@
-"""An HTTP client for reading: it reuses connections, follows redirects, uses proxies, and enforces a minimum rate.
+"""An HTTP client: it reuses connections, follows redirects, uses proxies, and enforces a minimum rate.
 
 The standard library is used instead of obstore, because obstore sends the referring address to the host of a redirect,
 and a signed address contains a secret. This client never sends ``Referer``.
@@ -14,7 +14,7 @@ import ssl
 import threading
 import weakref
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, NamedTuple
@@ -30,6 +30,9 @@ _PORTS = {"http": 80, "https": 443}
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _MAX_IDLE = 16
 _DRAINED = 1 << 16
+_FOLLOWED = ("GET", "HEAD")
+Body = Callable[[], Iterable[bytes | memoryview]]
+"""Returns the body of a request, in chunks; it is called again if the request is repeated."""
 PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 """Characters that are left unchanged in addresses of users and servers; all others are percent-encoded."""
 
@@ -119,9 +122,15 @@ class Connections:
         weakref.finalize(self, _close_all, self._idle)
 
     def request(
-        self, method: str, url: str, headers: Mapping[str, str], secret: Mapping[str, str], timeout: float
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        secret: Mapping[str, str],
+        timeout: float,
+        body: Body | None = None,
     ) -> Answer:
-        """Send a request, follow redirects, and return the answer, with any status.
+        """Send a request, follow the redirects of GET and HEAD, and return the answer, with any status.
 
         Parameters
         ----------
@@ -131,6 +140,8 @@ class Connections:
             Headers that are sent until a redirect leads to another server.
         timeout : float
             The longest time without a byte, in seconds.
+        body : callable, optional
+            Returns the body in chunks; ``headers`` then contain ``Content-Length``.
 
         Raises
         ------
@@ -141,8 +152,8 @@ class Connections:
         """
         first = origin_of(url)
         for _ in range(MAX_REDIRECTS + 1):
-            answer = self._send(method, url, {**headers, **secret}, timeout)
-            if answer.status not in _REDIRECTS:
+            answer = self._send(method, url, {**headers, **secret}, timeout, body)
+            if answer.status not in _REDIRECTS or method not in _FOLLOWED:
                 return answer
             location = answer.headers.get("Location")
             with answer, contextlib.suppress(HTTPException):
@@ -161,7 +172,7 @@ class Connections:
                 return
         connection.close()
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], timeout: float) -> Answer:
+    def _send(self, method: str, url: str, headers: Mapping[str, str], timeout: float, body: Body | None) -> Answer:
         parts = urlsplit(url)
         key = origin_of(url)
         proxy = _proxy_of(parts)
@@ -176,12 +187,12 @@ class Connections:
             connection = idle.pop() if idle else None
         if connection is not None:
             try:
-                return self._exchange(connection, key, pace, method, target, sent)
+                return self._exchange(connection, key, pace, method, target, sent, body)
             except (TimeoutError, ssl.SSLCertVerificationError):
                 raise
             except (OSError, HTTPException):
                 pass  # the server closed the idle connection: retry with a new one
-        return self._exchange(_connection(key, proxy, timeout), key, pace, method, target, sent)
+        return self._exchange(_connection(key, proxy, timeout), key, pace, method, target, sent, body)
 
     def _exchange(
         self,
@@ -191,6 +202,7 @@ class Connections:
         method: str,
         target: str,
         headers: Mapping[str, str],
+        body: Body | None,
     ) -> Answer:
         settable: Any = connection
         settable.response_class = partial(_PacedResponse, pace)
@@ -198,7 +210,7 @@ class Connections:
             if connection.sock is None:
                 connection.connect()
             connection.sock.settimeout(pace.window)
-            connection.request(method, target, headers=dict(headers))
+            connection.request(method, target, None if body is None else body(), dict(headers))
             return Answer(self, key, connection, connection.getresponse())
         except BaseException:
             connection.close()

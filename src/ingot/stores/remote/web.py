@@ -27,12 +27,12 @@ from ingot.stores.remote.failures import (
 from ingot.stores.remote.http import PRINTABLE, Answer, Connections, RedirectError
 
 _STREAMED = 1 << 18
-_ERROR_BODY = 1 << 12
+ERROR_BODY = 1 << 12
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 _RETRIED = (408, 425, 429)
 
 
-class _StatusError(Exception):
+class StatusError(Exception):
     """An error status of a server; ``body`` is the beginning of its answer."""
 
     def __init__(self, status: int, body: bytes = b"") -> None:
@@ -56,7 +56,7 @@ class WebClient(RangeClient):
         Whether the bytes of a key never change.
     """
 
-    errors = (_StatusError, RedirectError, HTTPException, OSError, ValueError)
+    errors = (StatusError, RedirectError, HTTPException, OSError, ValueError)
 
     def __init__(self, base: str, headers: Mapping[str, str], *, query: str = "", immutable: bool = False) -> None:
         super().__init__(base, immutable=immutable)
@@ -74,7 +74,7 @@ class WebClient(RangeClient):
         def read() -> tuple[str, bytes]:
             with self._request(f"{key}/" if key else "", {}) as answer:
                 if answer.status != 200:
-                    raise _StatusError(answer.status)
+                    raise StatusError(answer.status)
                 media_type = answer.headers.get("Content-Type") or ""
                 return media_type, answer.read(limit)
 
@@ -116,8 +116,8 @@ class WebClient(RangeClient):
                 raise no_ranges(self._locate(key))
             body = b""
             with suppress(OSError, HTTPException):
-                body = answer.read(_ERROR_BODY)
-            raise _StatusError(answer.status, body)
+                body = answer.read(ERROR_BODY)
+            raise StatusError(answer.status, body)
         match = _RANGE.fullmatch((answer.headers.get("Content-Range") or "").strip())
         if match is None or answer.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise no_ranges(self._locate(key))
@@ -127,7 +127,7 @@ class WebClient(RangeClient):
         return _stamp(answer, size)
 
     def _tries(self, error: Exception) -> int:
-        if isinstance(error, _StatusError):
+        if isinstance(error, StatusError):
             retried = error.status >= 500 or error.status in _RETRIED
             return settings.TRIES + settings.RETRIES if retried else 1
         return super()._tries(error)
@@ -138,7 +138,7 @@ class WebClient(RangeClient):
             return failed(error, "redirect", location, settings.STALL)
         if isinstance(error, ssl.SSLCertVerificationError):
             return failed(error, "certificate", location, settings.STALL)
-        if not isinstance(error, _StatusError):
+        if not isinstance(error, StatusError):
             return failed(error, "", location, settings.STALL)
         text = error.body.decode("utf-8", "replace")
         if error.status in (404, 410):

@@ -1,0 +1,1 @@
+"""Copying models to registries and to the Hub, and from registries."""

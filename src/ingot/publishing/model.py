@@ -1,0 +1,179 @@
+"""The files of a model that are pushed, and what is known about the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.artifacts.archive_layout import check_names
+from ingot.artifacts.companions import is_weights
+from ingot.artifacts.open import find
+from ingot.artifacts.replaceable import is_sentinel
+from ingot.errors import IngotError, UnsupportedError, UsageError
+from ingot.inspect.inspect import Inspection, inspect_found
+from ingot.library.cut import files_of
+from ingot.model.layouts.dense import DenseLayout
+from ingot.model.store import Store
+from ingot.naming.config import CONFIG, MAX_CONFIG, parse_config
+from ingot.stores.location import Location
+
+_DOCUMENTS = ("readme", "license", "licence", "notice", "use_policy", "model_card")
+_PROGRAMS = (".py", ".sh", ".ipynb", ".ps1")
+_PRECISIONS = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8_e4m3": "float8_e4m3",
+    "f8_e5m2": "float8_e5m2",
+}
+_SCALES = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3))
+PRESET = "ingot.preset"
+ROUNDING = "ingot.rounding"
+
+
+@dataclass(frozen=True, slots=True)
+class PushedModel:
+    """The files to push, and the description of the model.
+
+    ``files`` maps the name that a file gets to its name in ``store``. ``inspection`` is None if the files do not open
+    as a model. ``notes`` name what is left out, and why the files do not open.
+    """
+
+    location: str
+    store: Store
+    files: Mapping[str, str]
+    size: int
+    inspection: Inspection | None
+    notes: Sequence[str] = ()
+
+    def metadata(self, key: str) -> str:
+        """Return a text of the model's metadata; empty without it."""
+        value = {} if self.inspection is None else self.inspection.metadata
+        return str(value.get(key, ""))
+
+    def quantization(self) -> str:
+        """Return the preset, or else the most frequent type of packed weights; empty if none are packed."""
+        preset = self.metadata(PRESET)
+        if preset or self.inspection is None:
+            return preset
+        counts: Counter[str] = Counter()
+        for tensor in self.inspection.tensors:
+            counts[str(tensor.params.get("type") or tensor.codec)] += tensor.nbytes
+        counts.pop(DenseLayout.codec, None)
+        return counts.most_common(1)[0][0] if counts else ""
+
+    def container(self) -> str:
+        """Return the container of the weights, such as gguf or safetensors; empty without one."""
+        if any(name.lower().endswith(".safetensors") for name in self.files):
+            return "safetensors"
+        return "" if self.inspection is None else self.inspection.format
+
+    def precisions(self) -> list[str]:
+        """Return the element types of the tensors, as ModelPack names them, the most frequent first."""
+        counts: Counter[str] = Counter()
+        for tensor in () if self.inspection is None else self.inspection.tensors:
+            counts[tensor.dtype] += tensor.size
+        return [_PRECISIONS[dtype] for dtype, _ in counts.most_common() if dtype in _PRECISIONS]
+
+
+def model_to_push(location: Location) -> PushedModel:
+    """Return the files of a folder, or a file with the other files that it consists of, and their description.
+
+    Hidden files are left out, except those that formats of Ingot have.
+
+    Raises
+    ------
+    UsageError
+        ``push.none``: no files; the errors of ``find``.
+    FormatError, IntegrityError
+        ``archive.name``, ``archive.collision``: a name that other systems cannot have; the errors of opening a damaged
+        model.
+    """
+    store, single = find(location, "pread")
+    notes: list[str] = []
+    inspection: Inspection | None = None
+    try:
+        inspection = inspect_found(store, single)
+    except (UsageError, UnsupportedError) as error:
+        notes.append(f"these files do not open as a model: {error.message}")
+    else:
+        notes += inspection.notes
+    if single:
+        parts = [single] if inspection is None else [single, *inspection.files]
+        folder = single.rpartition("/")[0]
+        names = {name.removeprefix(f"{folder}/") if folder else name: name for name in parts}
+    else:
+        listed = sorted(files_of(store, outside=True))
+        names = {name: name for name in listed if not _is_hidden(name)}
+        hidden = [name for name in listed if name not in names]
+        notes += [f"hidden files are not pushed: {', '.join(hidden[:8])}"] if hidden else []
+    if not names:
+        raise UsageError("expected files, but the folder has none", rule="push.none", where=store.location)
+    check_names(sorted(names), store.location)
+    size = sum(store.stat(name).size for name in names.values())
+    return PushedModel(store.location_of(single), store, names, size, inspection, notes)
+
+
+def is_document(name: str) -> bool:
+    """Return whether a file's name is that of a text for readers."""
+    last = name.rpartition("/")[2].lower()
+    return last.startswith(_DOCUMENTS) or last.endswith(".md")
+
+
+def is_program(name: str) -> bool:
+    """Return whether a file's name is that of a program."""
+    return name.lower().endswith(_PROGRAMS)
+
+
+def is_weights_file(name: str) -> bool:
+    """Return whether a file contains weights; an index of shards contains none."""
+    return is_weights(name) and not name.lower().endswith(".json")
+
+
+def parameter_count(elements: int) -> str:
+    """Return a number of weights with at most one decimal, such as 6.7B."""
+    for letter, scale in _SCALES:
+        if elements >= scale:
+            return f"{elements / scale:.1f}".removesuffix(".0") + letter
+    return f"{elements / 1000:.1f}K"
+
+
+def describe(model: PushedModel, base: str | None) -> dict[str, Any]:
+    """Return the parts ``descriptor`` and ``config`` of ModelPack's description of a model, as far as known."""
+    descriptor = {"name": Location.parse(model.location).name}
+    if base:
+        descriptor["sourceURL"] = f"https://huggingface.co/{base}" if Location.parse(base).may_be_hub_id else base
+    config: dict[str, str] = {}
+    inspection = model.inspection
+    if inspection is not None:
+        config = {"format": model.container(), "paramSize": parameter_count(inspection.elements)}
+        family = _family(model)
+        if family:
+            descriptor["family"] = family
+        if precisions := model.precisions():
+            config["precision"] = ",".join(precisions)
+        if quantization := model.quantization():
+            config["quantization"] = quantization
+    return {"descriptor": descriptor, "config": config}
+
+
+def _family(model: PushedModel) -> str:
+    """Return the architecture's name in the metadata or in ``config.json``; empty without one."""
+    if architecture := model.metadata("general.architecture"):
+        return architecture
+    if CONFIG not in model.files:
+        return ""
+    try:
+        raw = model.store.read(model.files[CONFIG], MAX_CONFIG, "companions.config")
+        return str(parse_config(raw, "companions.config", model.location).get("model_type", ""))
+    except IngotError:
+        return ""
+
+
+def _is_hidden(name: str) -> bool:
+    folder, _, last = name.rpartition("/")
+    is_folder_hidden = any(component.startswith(".") for component in folder.split("/"))
+    return is_folder_hidden or (last.startswith(".") and not is_sentinel(last))

@@ -1,0 +1,1 @@
+"""Registries of OCI artifacts: ``oci://host/name:tag``. Definition: ``spec/registries.md``."""
