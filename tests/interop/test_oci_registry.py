@@ -64,7 +64,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_folder_of_shards_there_and_back(host: str, model: Path, tmp_path: Path) -> None:
     address = f"oci://{host}/org/model:v1"
     pushed = ingot.push(model, address)
-    assert pushed.sent > pushed.size
+    assert pushed.sent == pushed.size
     ingot.pull(address, tmp_path / "back")
     assert contents(tmp_path / "back") == contents(model)
     with ingot.open(address) as checkpoint:
@@ -126,12 +126,12 @@ def test_an_interrupted_push_leaves_no_artifact_and_goes_on(
             time.sleep(0.05)
         time.sleep(1.5)
         process.send_signal(number)
-        assert process.wait(30) != 0
+        assert process.wait(30) == (130 if number == signal.SIGINT else -number)
     with pytest.raises(IngotError) as caught:
         Location.parse(f"oci://{host}/{name}:v1").store()
     assert caught.value.rule == "store.missing"
     pushed = ingot.push(model, f"oci://{host}/{name}:v1")
-    assert 0 < pushed.sent <= pushed.size + 1000
+    assert 0 < pushed.sent <= pushed.size
     ingot.pull(f"oci://{host}/{name}:v1", tmp_path / "back")
     assert contents(tmp_path / "back") == contents(model)
 

@@ -29,8 +29,8 @@ def command(options: PushOptions, quiet: Quiet = False, json: Json = False) -> N
         pushed = push(replace(options, progress=progress))
     render(pushed.report(), json=json, quiet=quiet)
     if options.dry_run and pushed.card and not json and not quiet:
-        line("README.md:")
-        line(pushed.card, wrap=False)
+        for text in ("README.md:", *pushed.card.splitlines()):
+            line(text, wrap=False)
 
 
 PULL_EPILOG = (

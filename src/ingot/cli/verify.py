@@ -19,6 +19,7 @@ EPILOG = (
     "  ingot verify ./Llama-3-8B-w4 --for vllm\n\n"
     "  ingot verify ./my-lora --base ./Llama-3-8B\n\n"
     "  ingot verify model.squizd --strict\n\n"
+    "  ingot verify ./Llama-3-8B --signature model.sig --public-key author.pub\n\n"
     "  ingot verify s3://bucket/model --engine ray"
 )
 
@@ -50,6 +51,7 @@ def command(
 SEAL_EPILOG = (
     "Examples:\n\n"
     "  ingot seal model.safetensors\n\n"
+    "  ingot seal ./Llama-3-8B --sign author.key\n\n"
     "  ingot verify --repair --from https://host/model.safetensors model.safetensors"
 )
 
@@ -59,7 +61,8 @@ def seal(options: SealOptions, quiet: Quiet = False, json: Json = False) -> None
     """Write digests of a checkpoint's files to X.ingot.json next to each file, for containers without digests.
 
     Ingot compares each chunk that it reads from a remote store with them. `ingot verify` checks all chunks, and
-    `ingot verify --repair` replaces damaged ones.
+    `ingot verify --repair` replaces damaged ones. With --sign, also sign all files, as other tools for OpenSSF's
+    model signatures verify it.
     """
     from ingot.inspect.seal import seal as write_digests
     from ingot.inspect.seal import sealed_report

@@ -63,6 +63,13 @@ class VerifyOptions:
             "model that an archive refers to."
         ),
     )
+    signature: AnyPath | None = field(
+        default=None,
+        metadata=about("Also check this signature of all files (ingot seal --sign), by --public-key.", metavar="FILE"),
+    )
+    public_key: AnyPath | None = field(
+        default=None, metadata=about("Public key of the signature's author: PEM.", metavar="KEY")
+    )
     engine: str = field(default="local", metadata=ENGINE)
     address: str | None = field(default=None, metadata=ADDRESS)
     io: str = field(default="pread", metadata=IO)
@@ -78,6 +85,14 @@ class SealOptions:
     _: KW_ONLY
     content_id: bool = field(
         default=True, metadata=about("Also write the content id, for which all tensors are decoded.")
+    )
+    sign: AnyPath | None = field(
+        default=None,
+        metadata=about("Then sign all files with this private key: PEM, elliptic curve.", metavar="KEY"),
+    )
+    signature: AnyPath | None = field(
+        default=None,
+        metadata=about("Signature to write; default: model.sig in the folder, X.sig beside a file X.", metavar="FILE"),
     )
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
 

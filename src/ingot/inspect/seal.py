@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from ingot.artifacts.identity import content_id
 from ingot.artifacts.open import open_source
+from ingot.core.bytes.checksums import digest
 from ingot.core.options import takes
 from ingot.core.runtime.progress import Progress
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.inspect.options import SealOptions
+from ingot.inspect.signature import sign
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.seal import MAX_SEAL, SUFFIX, Seal, parse_seal, seal_of
 from ingot.model.store import Store
@@ -38,7 +40,8 @@ def sealed_report(files: list[Sealed]) -> Report:
 def seal(options: SealOptions) -> list[Sealed]:
     """Write ``X.ingot.json`` beside each weight file ``X`` of a checkpoint, replacing older ones.
 
-    Reads every file once, and every tensor once for the content id.
+    Reads every file once, and every tensor once for the content id. With ``sign``, all files are then signed; the last
+    item is the signature, with its own size and digest.
 
     Returns
     -------
@@ -47,7 +50,7 @@ def seal(options: SealOptions) -> list[Sealed]:
     Raises
     ------
     UsageError
-        No such path; ``store.not-writable``.
+        No such path; ``store.not-writable``; ``seal.signature``; the errors of ``signature.sign``.
     IngotError
         Errors of opening and decoding.
 
@@ -56,6 +59,17 @@ def seal(options: SealOptions) -> list[Sealed]:
     >>> len(ingot.seal("tuned.safetensors"))
     1
     """
+    if options.signature is not None and options.sign is None:
+        raise UsageError("expected --sign KEY (sign) with --signature", rule="seal.signature")
+    written = _seal_files(options)
+    if options.sign is not None:
+        target = sign(Location.parse(options.path), options.sign, options.signature)
+        data = target.read()
+        written.append(Sealed(target.display, len(data), digest("sha256", data)))
+    return written
+
+
+def _seal_files(options: SealOptions) -> list[Sealed]:
     source = open_source(Location.parse(options.path))
     try:
         identity = ""

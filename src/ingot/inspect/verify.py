@@ -25,6 +25,7 @@ from ingot.inspect.findings import Finding, finding_of
 from ingot.inspect.options import CheckedFile, VerifyOptions
 from ingot.inspect.receipt import receipt_of
 from ingot.inspect.seal import repair, seal_beside
+from ingot.inspect.signature import check_signature
 from ingot.inspect.tensors import NO_DIGEST, check_tensor, check_tensors
 from ingot.model.delta import delta_of
 from ingot.model.reading.lazy import TensorMap
@@ -56,8 +57,8 @@ def verify(options: VerifyOptions) -> list[Finding]:
     contents, such as digests, remain notes. With ``runtime``, each reason for which that program would not load the
     file is an error too. The tensors and settings of an adapter must fit together; with ``base``, every tensor that it
     changes must be in its base, with its shape. A compressed part that declares more than ``max_decompressed`` bytes is
-    an error. If the ``engine`` has workers, they check the tensors; this process checks digests of full files, seals
-    and attachments.
+    an error, and so is a ``signature`` that is not valid. If the ``engine`` has workers, they check the tensors; this
+    process checks digests of full files, seals and attachments.
 
     Returns
     -------
@@ -67,8 +68,9 @@ def verify(options: VerifyOptions) -> list[Finding]:
     Raises
     ------
     UsageError
-        ``verify.repair``: ``repair`` without ``origin``; the errors of ``inspect.seal.repair``; no such path, or no
-        checkpoint at the path; ``cluster.engine``; ``runtime.unknown``; ``adapter.none``: ``base`` without an adapter.
+        ``verify.repair``, ``verify.signature``: one of two options that belong together; ``signature.key``; the errors
+        of ``inspect.seal.repair``; no such path, or no checkpoint at the path; ``cluster.engine``; ``runtime.unknown``;
+        ``adapter.none``: ``base`` without an adapter.
     IntegrityError, ResourceError, MissingExtraError
         Errors of workers, see ``cluster.driver.spread.ask``.
 
@@ -84,22 +86,30 @@ def verify(options: VerifyOptions) -> list[Finding]:
     if options.repair != (options.origin is not None):
         raise UsageError("expected --repair and --from (origin) together, found one of them", rule="verify.repair")
     location = Location.parse(options.path)
-    repaired = []
+    if (options.signature is None) != (options.public_key is None):
+        message = "expected --signature and --public-key (public_key) together, found one of them"
+        raise UsageError(message, rule="verify.signature")
+    repaired: list[Finding] = []
     if options.repair and options.origin is not None:
         for item in repair(location, Location.parse(options.origin)):
             message = f"replaced {item.chunks} of its chunks, which differed from the seal"
             repaired.append(Finding("note", "seal.repaired", item.file, message))
+    if options.signature is not None and options.public_key is not None:
+        repaired.append(check_signature(location, options.signature, options.public_key))
     archived = _archive_findings(location, options)
     if archived and (options.base is not None or any(item.level == "error" for item in archived)):
-        return archived  # damaged, or incomplete without another model, so that it does not open as a model
+        return [
+            *archived,
+            *repaired,
+        ]  # damaged, or incomplete without another model, so that it does not open as a model
     try:
         source = open_source(location, io=options.io, max_decompressed=options.max_decompressed)
     except (FormatError, IntegrityError) as error:
-        return [finding_of(error, location.display)]
+        return [finding_of(error, location.display), *repaired]
     except UsageError as error:
         if not archived or not (error.rule or "").startswith("detect."):
             raise
-        return archived  # the archive contains files that are no model, or several models
+        return [*archived, *repaired]  # the archive contains files that are no model, or several models
     try:
         check = _tensor_checker(options, location, source)
         findings = examine(source, options.strict, options.progress, check)

@@ -55,10 +55,15 @@ class PushedModel:
         return str(value.get(key, ""))
 
     def quantization(self) -> str:
-        """Return the preset, or else the most frequent type of packed weights; empty if none are packed."""
+        """Return the preset, else the packing of a safetensors folder, else the most frequent type of packed weights.
+
+        Empty if no weights are packed.
+        """
         preset = self.metadata(PRESET)
         if preset or self.inspection is None:
             return preset
+        if self.container() == "safetensors" != self.inspection.format:
+            return self.inspection.format
         counts: Counter[str] = Counter()
         for tensor in self.inspection.tensors:
             counts[str(tensor.params.get("type") or tensor.codec)] += tensor.nbytes

@@ -20,7 +20,7 @@ from ingot.stores.location import Location
 class Pushed(Reportable):
     """The result of pushing.
 
-    ``size`` is the size of the files in bytes, and ``sent`` the bytes that were new. ``version`` is the digest in the
+    ``size`` is the size of the files in bytes, and ``sent`` those of new files. ``version`` is the digest in the
     registry, or the commit of the Hub; it is empty after a dry run, which fills ``listed``. ``card`` is the model card
     that Ingot adds on the Hub; empty if the model or the Hub has one.
     """

@@ -23,7 +23,7 @@ _CHUNK = 4 << 20
 
 
 def push_to_registry(model: PushedModel, options: PushOptions) -> tuple[str, int]:
-    """Push the files and their manifest; return the manifest's digest, and the bytes that were sent.
+    """Push the files and their manifest; return the manifest's digest, and the bytes of files that were sent.
 
     The tag is set last: a reader finds the old artifact or all of the new one.
 
@@ -68,7 +68,6 @@ def push_to_registry(model: PushedModel, options: PushOptions) -> tuple[str, int
         pushed.add(blob.digest)
     if not client.has(config):
         client.upload(config, lambda: [description])
-        sent += config.size
     return client.put_manifest(reference.tag, manifest), sent
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from ingot.cli.main import run
 from tests.support.paths import DEMO_DATA
+from tests.support.registry import FakeRegistry
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -92,6 +93,7 @@ def after_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Pages that are done -------------------------------------------------------------------------------------------------
 
 SERVE = "python -m tests.support.web "
+REGISTRY = "docker run -d -p 5000:5000 registry:2"
 
 
 class Reader:
@@ -107,6 +109,7 @@ class Reader:
         self.capsys, self.exit_code, self.tolerance = capsys, exit_code, tolerance
         self.server: subprocess.Popen[bytes] | None = None
         self.port = 0
+        self.registry: FakeRegistry | None = None
         self.printed = ""
         self.session: dict[str, Any] = {"__name__": "__main__"}
         self.compared = 0
@@ -129,7 +132,9 @@ class Reader:
                 Path(re.findall(r"`([\w.-]+\.toml)`", before)[-1]).write_text(block.text, "utf-8")
 
     def here(self, text: str) -> str:
-        """Return text with the port of this server for that of the page's."""
+        """Return text with the addresses of this page's servers for those of the page."""
+        if self.registry is not None:
+            text = text.replace("localhost:5000", self.registry.host)
         return text if self.server is None else re.sub(r"(http://127\.0\.0\.1):\d+", rf"\1:{self.port}", text)
 
     def console(self, text: str) -> None:
@@ -147,6 +152,8 @@ class Reader:
         words = shlex.split(line, comments=True)
         if line.startswith(SERVE):
             self.serve(words[3])
+        elif line == REGISTRY:
+            self.registry = FakeRegistry().__enter__()
         elif line.startswith("kill %1"):
             self.stop()
         elif words[0] == "ingot" and not {"|", ">", "&&"} & set(words):
@@ -198,6 +205,11 @@ class Reader:
             self.server.wait()
         self.server = None
 
+    def close(self) -> None:
+        self.stop()
+        if self.registry is not None:
+            self.registry.__exit__(None, None, None)
+
 
 def exit_code_of(line: str) -> int:
     """Run a command; one with a ceiling of memory in a process of its own, for this one holds what all tests left."""
@@ -226,4 +238,4 @@ def reader(
 
     yield reader
     for item in made:
-        item.stop()
+        item.close()
