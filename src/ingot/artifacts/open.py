@@ -31,10 +31,6 @@ from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
 from ingot.stores.location import AnyPath, Location
 from ingot.stores.missing import missing_error
-from ingot.stores.scheme import STORES
-
-STORES.add(ARCHIVE, "ingot.artifacts.archive_store:ArchiveScheme")
-STORES.add("library", "ingot.library.place:LibraryScheme")  # registered here because it needs formats and codecs
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ EXTRAS = {
     "astc": ("astc-encoder-py", "encoding and decoding of ASTC textures"),
     "gguf": ("gguf", "model folders to and from GGUF (names of tensors)"),
     "hub": ("huggingface_hub", "hf: addresses and models by their names on the Hub"),
+    "sign": ("model-signing", "signatures: seal --sign, verify --signature"),
     "ray": ("ray", "convert, verify, compare(engine='ray'): many machines"),
     "remote": ("obstore", "s3:, gs: and az: addresses"),
     "demo": ("ingot-demo", "ingot demo outside a source tree"),

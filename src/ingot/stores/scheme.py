@@ -102,6 +102,8 @@ STORES: Instances[Scheme] = Instances(
         ("az", "ingot.stores.remote.store:AzureScheme"),
         ("hf", "ingot.stores.remote.hub:HubScheme"),
         ("oci", "ingot.stores.registry.store:RegistryScheme"),
+        ("archive", "ingot.artifacts.archive_store:ArchiveScheme"),
+        ("library", "ingot.library.place:LibraryScheme"),
     ),
     group="ingot.stores",
     contract=Scheme,

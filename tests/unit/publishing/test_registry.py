@@ -392,3 +392,13 @@ def test_a_store_of_an_artifact_is_local_nowhere(registry: FakeRegistry, model: 
     assert isinstance(Location.parse(model).store(), LocalStore)
     with pytest.raises(UsageError):
         store.open("absent")
+
+
+def test_an_artifact_of_a_library_there_and_back(registry: FakeRegistry, model: Path, tmp_path: Path) -> None:
+    library = ingot.Library(tmp_path / "library")
+    library.add(model, "org/base")
+    ingot.push(f"library:{tmp_path / 'library'}!org/base", address(registry))
+    other = ingot.Library(tmp_path / "other")
+    other.add(address(registry), "org/base")
+    other.get("org/base", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(model)

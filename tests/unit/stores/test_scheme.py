@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,12 @@ def test_a_small_file_is_staged_and_appears_whole(tmp_path: Path) -> None:
     scheme.write("only:a", b"third", overwrite=True)
     assert (tmp_path / "a").read_bytes() == b"third"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_archives_and_libraries_are_known_before_a_model_is_opened() -> None:
+    code = (
+        "from ingot.stores.location import Location\n"
+        "print(*(Location.parse(f'{name}:./x!y').scheme for name in ('library', 'archive')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["library", "archive"]

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 from ingot.core.bytes import checksums
 from ingot.errors import UsageError
-from ingot.model.bytesource import ByteSource, MemorySource
+from ingot.model.bytesource import ByteSource, MemorySource, Stamp
 from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.memory import listing_of
 from ingot.stores.registry.client import RegistryClient
@@ -108,6 +108,9 @@ class RegistryStore(RemoteStore):
         if blob.size <= HEAD:
             blob.check(checksums.digest("sha256", source.view(0, blob.size)), self.location_of(name))
         return source
+
+    def stat(self, name: str) -> Stamp:
+        return super().stat(name) if self.blob(name).size else Stamp(0)
 
     def read(self, name: str, max_bytes: int, rule: str) -> bytes:
         """Return the contents of a file, after comparing them with its digest."""
