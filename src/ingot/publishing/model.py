@@ -9,7 +9,6 @@ from typing import Any
 
 from ingot.artifacts.archive_layout import check_names
 from ingot.artifacts.companions import is_weights
-from ingot.artifacts.open import find
 from ingot.artifacts.replaceable import is_sentinel
 from ingot.errors import IngotError, UnsupportedError, UsageError
 from ingot.inspect.inspect import Inspection, inspect_found
@@ -21,6 +20,7 @@ from ingot.stores.location import Location
 
 _DOCUMENTS = ("readme", "license", "licence", "notice", "use_policy", "model_card")
 _PROGRAMS = (".py", ".sh", ".ipynb", ".ps1")
+_CONTAINERS = (".safetensors", ".gguf", ".zt")
 _PRECISIONS = {
     "f64": "float64",
     "f32": "float32",
@@ -71,9 +71,13 @@ class PushedModel:
         return counts.most_common(1)[0][0] if counts else ""
 
     def container(self) -> str:
-        """Return the container of the weights, such as gguf or safetensors; empty without one."""
-        if any(name.lower().endswith(".safetensors") for name in self.files):
-            return "safetensors"
+        """Return the container of the weights, such as gguf or safetensors; empty without one.
+
+        The inspection states the packing of a safetensors folder, and the format of the model in an archive.
+        """
+        for suffix in _CONTAINERS:
+            if any(name.lower().endswith(suffix) for name in self.files):
+                return suffix[1:]
         return "" if self.inspection is None else self.inspection.format
 
     def precisions(self) -> list[str]:
@@ -92,12 +96,12 @@ def model_to_push(location: Location) -> PushedModel:
     Raises
     ------
     UsageError
-        ``push.none``: no files; the errors of ``find``.
+        ``push.none``: no files; the errors of ``Location.find_model``.
     FormatError, IntegrityError
         ``archive.name``, ``archive.collision``: a name that other systems cannot have; the errors of opening a damaged
         model.
     """
-    store, single = find(location, "pread")
+    store, single = location.find_model("pread")  # an archive is pushed as it is
     notes: list[str] = []
     inspection: Inspection | None = None
     try:
@@ -107,7 +111,7 @@ def model_to_push(location: Location) -> PushedModel:
     else:
         notes += inspection.notes
     if single:
-        parts = [single] if inspection is None else [single, *inspection.files]
+        parts = [single] if inspection is None or single not in inspection.files else inspection.files  # of an archive
         folder = single.rpartition("/")[0]
         names = {name.removeprefix(f"{folder}/") if folder else name: name for name in parts}
     else:

@@ -402,3 +402,15 @@ def test_an_artifact_of_a_library_there_and_back(registry: FakeRegistry, model: 
     other.add(address(registry), "org/base")
     other.get("org/base", tmp_path / "back")
     assert contents(tmp_path / "back") == contents(model)
+
+
+def test_an_archive_is_pushed_as_it_is(registry: FakeRegistry, model: Path, tmp_path: Path) -> None:
+    ingot.archive(model, tmp_path / "model.zt")
+    pushed = ingot.push(tmp_path / "model.zt", address(registry))
+    assert (pushed.files, pushed.size) == (1, (tmp_path / "model.zt").stat().st_size)
+    config = json.loads(registry.manifests["org/model", "v1"])["config"]
+    assert json.loads(registry.blobs["org/model", config["digest"]])["config"]["format"] == "zt"
+    with ingot.open(address(registry)) as checkpoint:
+        assert np.array_equal(checkpoint["a.w"].numpy(), WEIGHTS["a.w"])
+    ingot.restore(f"{address(registry)}/model.zt", tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(model)

@@ -242,8 +242,8 @@ class RegistryClient(WebClient):
         """Send a request; if the registry asks for credentials, get them and send it once more."""
         timeout = seconds or settings.STALL
         answer = self._connections.request(method, url, headers, self._headers, timeout, body)
-        if answer.status != 401:
-            return answer
+        if answer.status != 401 or answer.origin != origin_of(self.location):
+            return answer  # a server that a redirect leads to gets no credentials
         with answer, suppress(OSError, HTTPException):
             answer.read(ERROR_BODY)
         self._headers = self._authorization(answer.headers.get("WWW-Authenticate") or "")

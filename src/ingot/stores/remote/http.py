@@ -78,11 +78,14 @@ class _PacedResponse(HTTPResponse):
 
 
 class Answer:
-    """A response whose body the caller reads; as a context manager it releases the connection at the end."""
+    """A response whose body the caller reads; as a context manager it releases the connection at the end.
+
+    ``origin`` is the server that sent it, after redirects.
+    """
 
     def __init__(self, connections: Connections, key: Origin, connection: HTTPConnection, response: Any) -> None:
         self._connections = connections
-        self._key = key
+        self.origin = key
         self._connection = connection
         self._response = response
         self.status: int = response.status
@@ -101,7 +104,7 @@ class Answer:
     def close(self) -> None:
         """Keep the connection for a later request if the body was read to its end; otherwise close it."""
         if self._response.isclosed() and not self._response.will_close:
-            self._connections.keep(self._key, self._connection)
+            self._connections.keep(self.origin, self._connection)
         else:
             self._connection.close()
         self._response.close()
