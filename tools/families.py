@@ -9,10 +9,6 @@ The way back is compared tensor by tensor.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,32 +24,20 @@ from ingot.errors import IngotError
 from ingot.translate.families import FAMILIES, refusal_reasons
 from ingot.translate.mlx_families import VERSION as MLX_VERSION
 from ingot.translate.mlx_families import module_of
+from ingot.translate.projectors import PROJECTORS
+from tests.support.llama_cpp import IMAGES, LOGITS, run_jobs
+from tests.support.tiny_images import IMAGE_MODELS, embeddings, random_image, write_image_model
 from tests.support.tiny_models import ENCODERS, SETTINGS, write_model
-from tests.support.tiny_wrappers import OTHER_PARTS, WRAPPERS, write_wrapper
+from tests.support.tiny_wrappers import WRAPPERS, write_wrapper
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ROOT / "tests" / "interop" / "llama_logits.py"
 PAGE = ROOT / "docs" / "families.md"
 PROMPT = [5, 9, 2, 30, 11, 7, 40, 200, 256, 31, 77, 3, 150, 99, 8, 61]
 TOLERANCE = 0.01
 WIDE = ("conv", "A_log", "router", "gate.weight", "gate.wg", "position", "norms", "shared_expert_gate")
 """Parts of the names of matrices that GGUF files keep in f32."""
+IMAGE_VARIANTS = {"f32": None, "f16": "f16", "bf16": "bf16", "q8_0": "q8_0"}
 VARIANTS = {"f32": None, "f16": "f16", "q4_0": "q4_0"}
-
-
-def run_llama_cpp(jobs: list[dict[str, Any]], folder: Path) -> dict[str, str]:
-    """Return llama.cpp's error message for each path, empty on success."""
-    errors: dict[str, str] = {}
-    while jobs:
-        (folder / "jobs.json").write_text(json.dumps(jobs))
-        command = [sys.executable, str(PROGRAM), str(folder / "jobs.json")]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
-        lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-        errors |= {line["path"]: line["error"] for line in lines}
-        if len(lines) < len(jobs):
-            errors[jobs[len(lines)]["path"]] = "llama.cpp ended the process"
-        jobs = jobs[len(lines) + 1 :]
-    return errors
 
 
 def outputs(model: Any) -> Any:
@@ -107,11 +91,11 @@ def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
         exact = outputs(model)
         expected[model_type] = {"f32": exact, "q4_0": exact, "f16": outputs(rounded(model))}
         rows[model_type] = {}
-        drop = list(OTHER_PARTS) if model_type in WRAPPERS else []
+        part = "text" if model_type in WRAPPERS else None
         for variant, recipe in VARIANTS.items():
             file = folder / f"{model_type}.{variant}.gguf"
             try:
-                ingot.convert(source, file, recipe, drop=drop)
+                ingot.convert(source, file, recipe, part=part)
             except IngotError as error:
                 rows[model_type][variant] = f"refused: {error.message[:80]}"
                 continue
@@ -125,7 +109,7 @@ def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
             rows[model_type]["back"] = compare_text_model(exact, file, back)
         else:
             rows[model_type]["back"] = compare_back(source, file, back)
-    errors = run_llama_cpp(jobs, folder)
+    errors = run_jobs(LOGITS, jobs, folder)
     for model_type, cells in rows.items():
         for variant in VARIANTS:
             path = folder / f"{model_type}.{variant}.gguf"
@@ -137,6 +121,36 @@ def sweep(model_types: list[str], folder: Path) -> dict[str, dict[str, str]]:
             wanted = expected[model_type][variant]
             distance = float(np.abs(np.load(f"{path}.npy")[:, : wanted.shape[1]] - wanted).max())
             cells[variant] = "loads" if variant == "q4_0" else f"{distance:.4f}"
+    return rows
+
+
+def sweep_images(names: list[str], folder: Path) -> dict[str, dict[str, str]]:
+    """Return the cells of the table of vision models by name: differences as shares of the largest value."""
+    rows: dict[str, dict[str, str]] = {}
+    expected: dict[str, Any] = {}
+    jobs = []
+    for name in names:
+        source, stem = folder / f"images-{name}", name.replace("/", "-")
+        model = write_image_model(name, source)
+        image = random_image(name)
+        expected[name] = embeddings(name, model, image)
+        np.save(folder / f"{stem}.image.npy", image)
+        ingot.convert(source, folder / f"{stem}.text.gguf", part="text")
+        rows[name] = {}
+        for variant, recipe in IMAGE_VARIANTS.items():
+            file = folder / f"{stem}.{variant}.mmproj.gguf"
+            ingot.convert(source, file, recipe, part="mmproj")
+            paths = {"path": f"{stem}.text.gguf", "image": f"{stem}.image.npy", "out": f"{file.name}.npy"}
+            jobs.append({"mmproj": str(file), **{key: str(folder / path) for key, path in paths.items()}})
+    errors = run_jobs(IMAGES, jobs, folder)
+    for name, cells in rows.items():
+        for variant in IMAGE_VARIANTS:
+            path = str(folder / f"{name.replace('/', '-')}.{variant}.mmproj.gguf")
+            if errors[path]:
+                cells[variant] = errors[path][:300]
+                continue
+            distance = np.abs(np.load(f"{path}.npy") - expected[name]).max() / np.abs(expected[name]).max()
+            cells[variant] = f"{float(distance):.4f}"
     return rows
 
 
@@ -159,7 +173,7 @@ def mlx_module(model_type: str) -> str:
     return "none" if module is None else f"`{module}`"
 
 
-def page(rows: dict[str, dict[str, str]]) -> str:
+def page(rows: dict[str, dict[str, str]], images: dict[str, dict[str, str]]) -> str:
     """Return the text of docs/families.md."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("transformers", "gguf", "xllamacpp"))
     measured = f"Measured on {datetime.now(UTC):%d %B %Y} with {packages}."
@@ -185,8 +199,8 @@ def page(rows: dict[str, dict[str, str]]) -> str:
         "",
         "## Models of several parts",
         "",
-        "The text model of each model becomes a GGUF file. `--drop` names the tensors of the other parts. The column",
-        "back compares the logits of the text model that comes back, which transformers loads as a model of its own.",
+        "With `--part text`, the text model of each model becomes a GGUF file. The column back compares the logits of",
+        "the text model that comes back, which transformers loads as a model of its own.",
         "",
         "| model | llama.cpp | f32 | f16 | q4_0 | back | mlx_lm |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -194,6 +208,20 @@ def page(rows: dict[str, dict[str, str]]) -> str:
     lines += [
         row(name, FAMILIES[text_type(name)].arch, cells) for name, cells in sorted(rows.items()) if name in WRAPPERS
     ]
+    lines += [
+        "",
+        "## Vision models",
+        "",
+        "With `--part mmproj`, the vision model and its projector become a file for llama.cpp's `--mmproj`. llama.cpp",
+        "and transformers compute the embeddings of one random image. The numbers are the largest differences as",
+        "shares of the largest value. For Llama 4, llama.cpp orders the embeddings by columns instead of rows.",
+        "",
+        "| model | projector | f32 | f16 | bf16 | q8_0 |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, cells in sorted(images.items()):
+        values = " | ".join(cells[variant] for variant in IMAGE_VARIANTS)
+        lines.append(f"| `{name}` | `{PROJECTORS[name].projector}` | {values} |")
     lines += ["", "## Refused by name", "", "| family | reason |", "| --- | --- |"]
     lines += [f"| `{model_type}` | {reason} |" for model_type, reason in sorted(refusal_reasons().items())]
     lines += [
@@ -211,12 +239,16 @@ def main() -> None:
     parser.add_argument("families", nargs="*", choices=[*SETTINGS, *WRAPPERS, []])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = sweep(arguments.families or [*SETTINGS, *WRAPPERS], Path(folder))
-    for model_type, cells in rows.items():
+        names = arguments.families or [*SETTINGS, *WRAPPERS]
+        rows = sweep(names, Path(folder))
+        chosen = [name for name in IMAGE_MODELS if name.partition("/")[0] in names]
+        images = sweep_images(chosen, Path(folder))
+    for model_type, cells in [*rows.items(), *images.items()]:
         print(model_type, cells)
     if not arguments.families:
-        PAGE.write_text(page(rows))
+        PAGE.write_text(page(rows, images))
     failed = [name for name, cells in rows.items() if not is_close(cells)]
+    failed += [name for name, cells in images.items() if not is_close({**cells, "q4_0": "loads"})]
     if failed:
         raise SystemExit(f"{len(failed)} of {len(rows)} families differ: {', '.join(failed)}")
 

@@ -42,7 +42,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
         _MULTIMODAL,
         {
             "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
-            "fullatt_block_indexes": [1], "window_size": 56,
+            "fullatt_block_indexes": [1], "window_size": 112,
         },
         _QWEN_TOKENS,
     ),
@@ -64,7 +64,10 @@ WRAPPERS: Mapping[str, Wrapper] = {
         {**_IMAGE_TOKEN, "boi_token_index": 301, "eoi_token_index": 302, "mm_tokens_per_image": 4},
     ),
     "mistral3": Wrapper(
-        "Mistral3ForConditionalGeneration", {}, {"model_type": "pixtral", **_VISION, "head_dim": 16}, _IMAGE_TOKEN
+        "Mistral3ForConditionalGeneration",
+        {"rms_norm_eps": 1e-5},
+        {"model_type": "pixtral", **_VISION, "head_dim": 16},
+        _IMAGE_TOKEN,
     ),
     "llava": Wrapper(
         "LlavaForConditionalGeneration", {}, {"model_type": "clip_vision_model", **_VISION}, _IMAGE_TOKEN
@@ -72,10 +75,16 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "llama4": Wrapper(
         "Llama4ForConditionalGeneration",
         SETTINGS["llama4_text"],
-        {**_VISION, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        {
+            **_VISION, "intermediate_size": 128, "vision_output_dim": 32, "projector_input_dim": 32,
+            "projector_output_dim": 32,
+        },
         _IMAGE_TOKEN,
     ),
     "smolvlm": Wrapper("SmolVLMForConditionalGeneration", {}, {**_VISION, "image_size": 28}, {"image_token_id": 300}),
+    "idefics3": Wrapper(
+        "Idefics3ForConditionalGeneration", {}, {**_VISION, "image_size": 28}, {"image_token_id": 300}
+    ),
     "internvl": Wrapper(
         "InternVLForConditionalGeneration",
         {},
@@ -83,7 +92,10 @@ WRAPPERS: Mapping[str, Wrapper] = {
         {"image_token_id": 300},
     ),
     "lfm2_vl": Wrapper(
-        "Lfm2VlForConditionalGeneration", SETTINGS["lfm2"], {**_VISION, "num_patches": 4}, {"image_token_id": 300}
+        "Lfm2VlForConditionalGeneration",
+        SETTINGS["lfm2"],
+        {**_VISION, "patch_size": 16, "num_patches": 4},
+        {"image_token_id": 300},
     ),
 }  # fmt: skip
 """By ``model_type``."""
@@ -93,15 +105,18 @@ OTHER_PARTS = ("*visual.*", "*vision_tower.*", "*vision_model.*", "*multi_modal_
 """Patterns of the names of tensors that do not belong to the text model."""
 
 
-def write_wrapper(model_type: str, path: Any, seed: int | None = None, **text: Any) -> Any:
+def write_wrapper(
+    model_type: str, path: Any, seed: int | None = None, wrapper: Wrapper | None = None, **text: Any
+) -> Any:
     """Save a random model of several parts, with a tokenizer, and return it.
 
-    ``text`` are further settings of its text model. Needs the packages torch and transformers.
+    ``text`` are further settings of its text model. ``wrapper`` replaces the entry of ``WRAPPERS``. Needs the packages
+    torch and transformers.
     """
     import torch
     import transformers
 
-    wrapper = WRAPPERS[model_type]
+    wrapper = wrapper or WRAPPERS[model_type]
     seed = _SEEDS.get(model_type, 10) if seed is None else seed
     config_class: Any = type(transformers.AutoConfig.for_model(model_type))
     default = config_class().text_config

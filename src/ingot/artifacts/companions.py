@@ -190,15 +190,15 @@ def updated_config(companions: Mapping[str, str], change: ConfigChange) -> bytes
     return _apply_change(store.read(file, MAX_CONFIG, _RULE), change, companions[CONFIG])
 
 
-def companion_config(companions: Mapping[str, str], rule: str) -> dict[str, Any]:
-    """Return the ``config.json`` of ``companions``; empty if there is none.
+def companion_config(companions: Mapping[str, str], rule: str, name: str = CONFIG) -> dict[str, Any]:
+    """Return the ``config.json`` of ``companions``, or another JSON file; empty if there is none.
 
     Raises ``FormatError`` with ``rule`` if it is not a JSON object.
     """
-    if CONFIG not in companions:
+    if name not in companions:
         return {}
-    store, file = Location.parse(companions[CONFIG]).find(io="pread")
-    return parse_config(store.read(file, MAX_CONFIG, rule), rule, companions[CONFIG])
+    store, file = Location.parse(companions[name]).find(io="pread")
+    return parse_config(store.read(file, MAX_CONFIG, rule), rule, companions[name])
 
 
 def copy_companions(companions: Mapping[str, str], target: Target, change: ConfigChange = _NO_CHANGE) -> list[str]:

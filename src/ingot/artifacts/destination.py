@@ -54,6 +54,12 @@ DROP = about(
     metavar="PATTERN",
     panel=LIMITS,
 )
+PART = about(
+    "Into GGUF, convert one part of a model of several: text, or mmproj, the vision model with its projector for "
+    "llama.cpp's --mmproj. Tensors of the other part are left out.",
+    "--part",
+    panel="The target",
+)
 RESUME = about("Continue a killed run of the same command; keep what is finished if interrupted.")
 
 _CLUSTER = "Many machines"

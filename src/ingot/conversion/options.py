@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ingot.artifacts.destination import (
     ADDRESS,
@@ -16,6 +16,7 @@ from ingot.artifacts.destination import (
     MAX_DECOMPRESSED,
     MAX_RAM,
     OVERWRITE,
+    PART,
     PROGRESS,
     RESUME,
     THREADS,
@@ -281,6 +282,7 @@ class ConvertOptions:
             panel=_TARGET,
         ),
     )
+    part: Literal["text", "mmproj"] | None = field(default=None, metadata=PART)
     drop: Sequence[str] = field(default=(), metadata=DROP)
     rename: Sequence[str] = field(
         default=(),

@@ -33,7 +33,7 @@ VERSION = 8
 """The version of the file's fields and their meaning; plans of other versions are refused."""
 RULE = "plan.json"
 _MAX_BYTES = 1 << 30
-_VIEW_OPTIONS = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer", "rename")
+_VIEW_OPTIONS = ("prune", "prune_block", "metadata", "keep_names", "no_tokenizer", "rename", "part")
 P = TypeVar("P", bound=Struct)
 _ADDRESSES = ("activations", "importance", "draft", "coreml", "program", "graph")
 
@@ -78,6 +78,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     keep_names: bool
     no_tokenizer: bool
     rename: list[str]
+    part: str | None = None
 
 
 @preload
@@ -157,6 +158,7 @@ def plan_json(prepared: Prepared, options: ConvertOptions) -> bytes:
             "keep_names": options.keep_names,
             "no_tokenizer": options.no_tokenizer,
             "rename": list(options.rename),
+            "part": options.part,
         },
         "recipe": plan.recipe,
         "quantized_inputs": prepared.recipe.activations if prepared.recipe is not None else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,14 +28,15 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.model.tensor import Tensor
 from ingot.naming.names import role_of
-from ingot.recipes.recipe import Recipe
+from ingot.recipes.recipe import Patterns, Recipe
 from ingot.stores.location import Location
 from ingot.translate.companions import RULE
 from ingot.translate.families import UNSUPPORTED
 from ingot.translate.mlx_families import as_mlx_folder, for_mlx, is_opened
 from ingot.translate.mlx_tensors import from_mlx
+from ingot.translate.projectors import to_mmproj
 from ingot.translate.split_tensors import experts_for_format
-from ingot.translate.text_models import with_class_names
+from ingot.translate.text_models import MMPROJ, PARTS, part_omissions, with_class_names
 from ingot.translate.unsupported_families import keep_names_note
 from ingot.translate.view import is_translated, to_gguf, to_model
 from ingot.views.attach import attach, describe, detach
@@ -261,6 +262,30 @@ def view_for_target(
     return view.with_notes(*(f"{format.name} holds weights alone, not the {ATTACHMENT_TITLES[name]}" for name in noted))
 
 
+def omitted_parts(opened: Checkpoint, target: Destination, options: ConvertOptions) -> dict[str, Omission]:
+    """Return the omissions of the tensors outside of the part of the options; none without the option ``part``.
+
+    Raises ``UsageError`` ``architecture.part``: an unknown part, or a target other than GGUF.
+    """
+    if options.part not in (None, *PARTS):
+        raise UsageError(f"expected part {' or '.join(PARTS)}, found {options.part!r:.40}", rule="architecture.part")
+    if options.part is not None and not has_model_metadata(target.format.name):
+        raise UsageError(
+            f"parts are files of llama.cpp: expected a target such as model.gguf, found format {target.format.name}",
+            rule="architecture.part",
+            where=target.display,
+        )
+    return part_omissions(opened, options.part)
+
+
+def accepted_defects(options: ConvertOptions) -> Callable[[str], bool]:
+    """Return whether a conversion accepts that the tensor of a name is missing from its source.
+
+    The part ``mmproj`` needs no text model, and ``projectors`` requires all of the vision model.
+    """
+    return (lambda _: True) if options.part == MMPROJ else Patterns(tuple(options.drop))
+
+
 def groups_for(checkpoint: Checkpoint, format: Format, *, one_group: bool = False) -> Mapping[str, int]:
     """Return the new group size, in columns, of each tensor whose groups must become smaller for a format.
 
@@ -335,6 +360,8 @@ def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> 
         return View(view)
     if options.keep_names:
         return View(view, [keep_names_note(target.format.name)])
+    if options.part == MMPROJ:
+        return to_mmproj(view)
     return to_gguf(view, no_tokenizer=options.no_tokenizer, hint=_HINT)
 
 

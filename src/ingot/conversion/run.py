@@ -31,7 +31,9 @@ from ingot.conversion.packed_layers import repeated_scales, require_layers
 from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion
 from ingot.conversion.prepare_source import (
     TiedHead,
+    accepted_defects,
     groups_for,
+    omitted_parts,
     resolve_tied_head,
     view_for_target,
     view_weights,
@@ -84,7 +86,7 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.packed_ints import PackedIntLayout
 from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
-from ingot.recipes.recipe import Patterns, Recipe
+from ingot.recipes.recipe import Recipe
 from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 from ingot.translate.companions import RULE
@@ -229,9 +231,9 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         close = opened.close
         _require_weights(source, target, recipe, options)
         named = with_new_names(opened, options)
-        require_complete(source, named, Patterns(tuple(options.drop)))
+        require_complete(source, named, accepted_defects(options))
         tied, heads = _tied_head(source, named, target)
-        without = {**dropped_omissions(opened, options.drop), **heads}
+        without = {**dropped_omissions(opened, options.drop), **omitted_parts(opened, target, options), **heads}
         weights = view_weights(opened, target, options, without)
         require_held(target.format, recipe)
         rounded, rounding = round_weights(

@@ -9,6 +9,7 @@ from ingot.artifacts.open import open_source
 from ingot.errors import IngotError
 from ingot.formats.base import Format, WrittenArtifact
 from ingot.runtimes.accepts import accepts, container_name
+from ingot.runtimes.profile import PROJECTOR
 from ingot.runtimes.table import BUILT_IN, RUNTIMES, command_lines, runtime_named
 from ingot.stores.location import Location
 
@@ -41,9 +42,11 @@ def run_commands(location: str, format: Format, written: WrittenArtifact, runtim
     with suppress(IngotError):
         source = open_source(Location.parse(location))
         try:
+            is_projector = source.catalog.metadata.get("general.type") == PROJECTOR
+            key = PROJECTOR if is_projector else container
             for profile in profiles:
-                if accepts(profile, source).accepted:
-                    return command_lines(profile, container, written.path, written.first)
+                if (key in profile.commands or not is_projector) and accepts(profile, source).accepted:
+                    return command_lines(profile, key, written.path, written.first)
         finally:
             source.close()
     return []

@@ -15,11 +15,13 @@ _SHOWN = 10
 class Omission:
     """The reason why a view leaves a tensor out.
 
-    ``superseded`` is true if the target runtime computes the tensor's values itself.
+    ``superseded`` is true if the target runtime computes the tensor's values itself, and ``accepted`` if an option of
+    the caller leaves the tensor out.
     """
 
     reason: str
     superseded: bool = False
+    accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,6 @@ def settle(
         if name in carried:
             continue
         omission = omissions.get(name, unknown)
-        group = superseded if omission.superseded else dropped if accepts(name) else missing
+        group = superseded if omission.superseded else dropped if omission.accepted or accepts(name) else missing
         group[name] = omission.reason
     return Account(superseded, dropped, missing)

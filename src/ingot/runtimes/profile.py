@@ -27,6 +27,8 @@ OUTCOMES = {
 
 DEFAULT = "default"
 """The key of the commands for containers that have no commands."""
+PROJECTOR = "mmproj"
+"""The key of the commands for a file of GGUF's type ``mmproj``, which a program reads together with a model."""
 
 PLACEHOLDERS = ("path", "file", "name", "modelfile")
 """Placeholders in a command line: the result's path, its first weight file, its name without a suffix, and the
@@ -222,7 +224,7 @@ def _contradictions(profile: RuntimeProfile) -> Iterator[str]:
     named = [container for scheme in profile.schemes for container in scheme.containers]
     named += [container for requirement in profile.requirements for container in requirement.containers]
     named += [preset.container for preset in profile.presets]
-    named += [container for container in profile.commands if container != DEFAULT]
+    named += [container for container in profile.commands if container not in (DEFAULT, PROJECTOR)]
     for container in dict.fromkeys(named):
         if container not in profile.containers:
             yield f"container {container!r} is not among the profile's containers"

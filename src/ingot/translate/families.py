@@ -293,7 +293,7 @@ def make_family(record: Mapping[str, Any]) -> Family:
             values[key] = tuple(item for name in values[key] for item in _GROUPS.get(name, (name,)))
     if "experts" in values:
         values["experts"] = Experts(**values["experts"])
-    values["steps"] = tuple(_make_step(step) for step in values.get("steps", ()))
+    values["steps"] = tuple(make_step(step) for step in values.get("steps", ()))
     values["keys"] = tuple((key, name, gguf_type) for key, name, gguf_type in values.get("keys", ()))
     for key in ("fixed", "assumed", "counted"):
         values[key] = {name: tuple(value) for name, value in values.get(key, {}).items()}
@@ -311,7 +311,8 @@ def make_family(record: Mapping[str, Any]) -> Family:
     return Family(**values)
 
 
-def _make_step(record: Mapping[str, Any]) -> Step:
+def make_step(record: Mapping[str, Any]) -> Step:
+    """Return the step of a record. Raises ``TypeError`` for unknown keys."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
     return Step(**values)
 

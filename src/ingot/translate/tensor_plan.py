@@ -16,6 +16,7 @@ from ingot.model.tensor import Array
 from ingot.translate import config_numbers, next_token, rotary, superseded
 from ingot.translate.families import Family, has_classifier
 from ingot.translate.names import Names
+from ingot.translate.text_models import is_other_part
 from ingot.views.names import omit, rename
 from ingot.views.rows import concatenate, permute, stack, unstack
 
@@ -173,6 +174,8 @@ def _omission_without_name(checkpoint: Checkpoint, name: str, config: Mapping[st
         return superseded_omission
     if family.unused and name.removeprefix(family.base).startswith(family.unused):
         return Omission(f"not used by {PROGRAM}'s {family.arch}", superseded=True)
+    if is_other_part(name):
+        return Omission("another part of the model: --part text leaves it out, --part mmproj converts the vision part")
     return Omission(f"{PROGRAM}'s {family.arch} has no such tensor")
 
 

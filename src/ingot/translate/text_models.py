@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from ingot.errors import UnsupportedError
+from ingot.model.account import Omission
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.naming.config import CONFIG
@@ -19,6 +20,18 @@ from ingot.translate.keys import Typed
 from ingot.views.names import rename
 
 RULE = "architecture.names"
+Part = Literal["text", "mmproj"]
+TEXT: Part = "text"
+MMPROJ: Part = "mmproj"
+PARTS = (TEXT, MMPROJ)
+EMBEDDING = "embed_tokens.weight"
+_PREFIXES = re.compile(r"(?:(?:base_model\.model|_orig_mod|module|model|thinker)\.)+")
+_OTHER = re.compile(
+    r"(?:visual|vision_tower|vision_model|vision_embed_tokens|vision_encoder|vision_embedder|embed_vision|"
+    r"multi_modal_projector|connector|mm_projector|image_newline|view_seperator|qformer|query_tokens|"
+    r"language_projection|audio_tower|audio_model|audio_encoder|audio_projection|embed_audio|patch_merger)(?:\.|\Z)"
+)
+"""The first module of tensors outside of the text model, after the prefixes."""
 _TEXT = "text_config"
 _WRAPPERS = (
     *("base_model.model.", "_orig_mod.", "module.", "model.language_model.", "language_model.", "model.text_model."),
@@ -37,6 +50,30 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = json.loads(
 """transformers' defaults by model type. A ``text_config`` that transformers 4 wrote omits keys with these values."""
 _EXPERT_COUNTS = frozenset(("num_experts", "num_local_experts", "n_routed_experts"))
 _MULTIMODAL_KEY = re.compile(r"(?:vision|image|video|audio)_.+")
+
+
+def without_prefixes(name: str) -> str:
+    """Return a tensor's name without the prefixes of adapters, compilers, trainers and classes."""
+    match = _PREFIXES.match(name)
+    return name if match is None else name[match.end() :]
+
+
+def is_other_part(name: str) -> bool:
+    """Return whether a tensor belongs to a vision, audio or projector part, by its name in a model of several parts."""
+    return _OTHER.match(without_prefixes(name)) is not None
+
+
+def part_omissions(names: Iterable[str], part: Part | None) -> dict[str, Omission]:
+    """Return an omission for each tensor outside of the part that a conversion requests; none without a part.
+
+    The embedding stays, because a projector may need a row of it.
+    """
+    if part is None:
+        return {}
+    omission = Omission(f"not in the part {part}", accepted=True)
+    if part == TEXT:
+        return dict.fromkeys(filter(is_other_part, names), omission)
+    return {name: omission for name in names if not is_other_part(name) and not name.endswith(EMBEDDING)}
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:

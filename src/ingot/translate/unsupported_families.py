@@ -11,6 +11,7 @@ from ingot.artifacts.open import Source
 from ingot.errors import UnsupportedError
 from ingot.translate.families import FAMILIES, UNSUPPORTED, Family, refusal_reasons
 from ingot.translate.mlx_families import is_opened
+from ingot.translate.text_models import MMPROJ
 
 _EMBEDDING = "token_embd.weight"
 _PARAMETER = re.compile(r"\.(?:weight|bias|scale|input_scale)\Z")
@@ -98,10 +99,10 @@ def unopened_note(source: Source) -> str:
 def unknown_gguf_names(metadata: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Return the names that the file's architecture does not have, by the table of the package gguf.
 
-    Empty if the package is missing or does not support the architecture, and for adapters.
+    Empty if the package is missing or does not support the architecture, and for adapters and projectors.
     """
     architecture = metadata.get("general.architecture")
-    if metadata.get("general.type") == "adapter":
+    if metadata.get("general.type") in ("adapter", MMPROJ):
         return []
     try:
         gguf: Any = import_module("gguf")

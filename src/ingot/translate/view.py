@@ -135,7 +135,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
     wide = [name for name in computed_names(original, family) if original[name].dtype == "f32"]
     dropped += _describe_rounding(view, changes, inverted, wide)
     view = change(view, changes)
-    view = _with_label(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
+    view = relabel(view, {"metadata": metadata, "companions": None}, unread={**view.unread, **pooled.missing})
     renamed = plan.describe(f"llama.cpp's architecture {family.arch}") + hint
     return View(
         view, [*named.notes, *text_notes, renamed, *_dropped_note(dropped), *notes], inexact=_new_names(plan, inverted)
@@ -306,7 +306,7 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
     unread_files, unread_notes, unread_dropped = _keep_unread(metadata, family)
     files |= unread_files
     renamed = plan.describe(f"transformers' {family.model_class}") + hint
-    view = _with_label(view, {"metadata": {"format": "pt"}, "companions": files}, omissions=omissions)
+    view = relabel(view, {"metadata": {"format": "pt"}, "companions": files}, omissions=omissions)
     return View(view, [renamed, *notes, *unread_notes, *_dropped_note([*dropped, *unread_dropped])])
 
 
@@ -423,7 +423,7 @@ def _main_dtype(view: Checkpoint) -> str:
     return sizes.most_common(1)[0][0] if sizes else "f32"
 
 
-def _with_label(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[Attributes]) -> Checkpoint:
+def relabel(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[Attributes]) -> Checkpoint:
     """Return the checkpoint with other metadata, companion files and attributes.
 
     ``label`` has the key ``metadata``, and ``companions``: texts by file name, or None to keep the present companions.
@@ -438,7 +438,7 @@ def _with_label(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unp
         changes["metadata"] = label["metadata"]
         changes["companions"] = {**checkpoint.companions, **(folder.paths if folder is not None else {})}
         return derive_checkpoint(
-            checkpoint, tensors, _with_label, dict(label), description, also_close=stack.pop_all().close, **changes
+            checkpoint, tensors, relabel, dict(label), description, also_close=stack.pop_all().close, **changes
         )
 
 

@@ -15,12 +15,12 @@ from ingot.model.bytesource import Target
 from ingot.model.spec import TensorSpec
 from ingot.model.store import Store
 
-_WIDE = ("position_embd.weight", "token_types.weight")
+_WIDE = ("position_embd.weight", "token_types.weight", "v.position_embd.weight", "mm.input_projection.weight")
 
 
 _WIDE_ENDINGS = (
     *(".bias", ".ssm_a", ".ssm_d", ".ssm_conv1d.weight", ".ssm_norm.weight", ".shortconv.conv.weight"),
-    *(".attn_q_norm.weight", ".attn_k_norm.weight"),
+    *(".attn_q_norm.weight", ".attn_k_norm.weight", ".patch_embd.weight", ".patch_embd.weight.1"),
 )
 """Endings of names of tensors that llama.cpp requires in f32, although they are not vectors."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ingot.artifacts.destination import CPU, MAX_RAM, OVERWRITE, PROGRESS, RESUME
+from ingot.artifacts.destination import CPU, MAX_RAM, OVERWRITE, PART, PROGRESS, RESUME
 from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.errors import UsageError
 from ingot.stores.location import AnyPath
@@ -101,6 +101,7 @@ class QuantizeOptions:
     format: str | None = field(
         default=None, metadata=about("Container, if the program reads several.", "--format", "-f")
     )
+    part: Literal["text", "mmproj"] | None = field(default=None, metadata=PART)
     max_ram: int | str | None = field(default=None, metadata=MAX_RAM)
     resume: bool = field(default=False, metadata=RESUME)
     overwrite: bool = field(default=False, metadata=OVERWRITE)

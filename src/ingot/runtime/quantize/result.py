@@ -21,6 +21,7 @@ from ingot.runtime.quantize.option_names import without_foreign_options
 from ingot.runtime.quantize.options import QuantizeOptions
 from ingot.runtime.quantize.report import QuantizeReport, StoredType
 from ingot.runtimes.accepts import accepts, refusal
+from ingot.runtimes.profile import PROJECTOR
 from ingot.runtimes.stored import stored_scheme
 from ingot.runtimes.table import command_lines
 from ingot.stores.location import Location
@@ -52,7 +53,8 @@ def finish(
         write_modelfile(chosen.profile, report.destination, Location.parse(options.model))
         folder = report.destination.rstrip("/")
         file = f"{folder}/{report.files[0]}" if source.is_folder else report.destination
-        commands = command_lines(chosen.profile, chosen.container, report.destination, file)
+        key = PROJECTOR if options.part == PROJECTOR else chosen.container
+        commands = command_lines(chosen.profile, key, report.destination, file)
     larger = _larger(report, recipe, types)
     return QuantizeReport(
         source=report.source,

@@ -229,7 +229,9 @@ def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
 def _move_advice(options: QuantizeOptions, chosen: Chosen) -> str:
     """Return advice for a quantized model: the command that keeps its integers, if that command would succeed."""
     runtime = None if chosen.profile is None else chosen.profile.name
-    settings = ConvertOptions(options.model, options.out, runtime=runtime, overwrite=options.overwrite)
+    settings = ConvertOptions(
+        options.model, options.out, runtime=runtime, overwrite=options.overwrite, part=options.part
+    )
     try:
         prepare_conversion(settings).checkpoint.close()
     except IngotError:
@@ -301,6 +303,7 @@ def _convert_options(
         options.out,
         recipe=recipe,
         format=chosen.container,
+        part=options.part,
         max_ram=options.max_ram,
         device=options.device if recipe.has_quantizer else CPU,
         resume=options.resume,
