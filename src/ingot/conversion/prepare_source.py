@@ -17,7 +17,7 @@ from ingot.conversion.onnx.graphs import transpose_for_graph, with_weight_names
 from ingot.conversion.onnx.into_graph import place_in_graph
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.renames import renamed
-from ingot.core.runtime.memory import anonymous_in_use, parse_size
+from ingot.core.runtime.memory import anonymous_in_use, gc_paused, parse_size
 from ingot.core.runtime.parallel import default_workers
 from ingot.engine.resources import RESERVE
 from ingot.errors import UnsupportedError, UsageError
@@ -362,7 +362,8 @@ def _as_gguf(view: Checkpoint, target: Destination, options: ConvertOptions) -> 
         return View(view, [keep_names_note(target.format.name)])
     if options.part == MMPROJ:
         return to_mmproj(view)
-    return to_gguf(view, no_tokenizer=options.no_tokenizer, hint=_HINT)
+    with gc_paused():  # a tokenizer has many small objects, and none of them is garbage
+        return to_gguf(view, no_tokenizer=options.no_tokenizer, hint=_HINT)
 
 
 def _pruned(view: Checkpoint, options: ConvertOptions) -> View:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
+from json import dumps
 from typing import Any, Protocol
 
 from ingot.core.files.atomic import Staging
@@ -294,7 +295,9 @@ class _Run:
             "format": plan.format.name,
             "name": ascii(self._target.name),
             "options": asdict(plan.options),
-            "metadata": sha256(ascii(plan.metadata).encode()).hexdigest(),  # the metadata of a delta is large
+            "metadata": sha256(
+                dumps(plan.metadata, default=ascii).encode()
+            ).hexdigest(),  # the metadata of a delta is large
         }
         return fingerprint(identities, settings, map(step_data, plan.steps))
 

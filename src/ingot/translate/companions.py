@@ -10,6 +10,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from ingot.errors import FormatError, UnsupportedError
@@ -50,6 +51,15 @@ _LARGE_COPY = 1_000_000
 """Bytes of a copy of ``tokenizer.json`` above which a note names the copy."""
 
 
+class LargeText(str):
+    """The text of a large JSON file, which ``parsed`` parses once."""
+
+    @cached_property
+    def parsed(self) -> Any:
+        """The value; raises the errors of ``json.loads``."""
+        return json.loads(self)
+
+
 def read_files(companions: Mapping[str, str]) -> dict[str, str]:
     """Return the text of the companions that metadata can hold; raises ``FormatError`` ``architecture.companion``."""
     texts = {}
@@ -60,7 +70,8 @@ def read_files(companions: Mapping[str, str]) -> dict[str, str]:
         store, file = Location.parse(companions[name]).find(io="pread")
         data = store.read(file, MAX_CONFIG * (8 if name in _LARGE else 1), RULE)
         try:
-            texts[name] = b64encode(data).decode() if name in SENTENCEPIECE_FILES else data.decode()
+            text = b64encode(data).decode() if name in SENTENCEPIECE_FILES else data.decode()
+            texts[name] = LargeText(text) if name in _LARGE else text
         except UnicodeDecodeError as error:
             raise FormatError(RULE, f"expected UTF-8, found {error.reason}", where=companions[name]) from None
     return texts
@@ -210,7 +221,8 @@ def parse_file(files: Mapping[str, str], name: str) -> dict[str, Any]:
     if name not in _LARGE:
         return parse_config(files[name].encode(), RULE, name)
     try:
-        parsed = json.loads(files[name])
+        text = files[name]
+        parsed = (text if isinstance(text, LargeText) else LargeText(text)).parsed
     except (ValueError, RecursionError) as error:
         raise FormatError(RULE, f"not JSON: {error}", where=name) from error
     return parsed if isinstance(parsed, dict) else {}
@@ -236,7 +248,7 @@ def to_metadata(files: Mapping[str, str], typed: keys.Typed) -> tuple[dict[str, 
             json.dumps({key: value for key, value in config.items() if key not in PACKING_KEYS}, indent=2) + "\n"
         )
     names = {name: TOKENIZER_KEY if name == TOKENIZER else PREFIX + name for name in texts}
-    return {names[name]: ("string", text) for name, text in texts.items()}, notes
+    return {names[name]: ("string", str(text)) for name, text in texts.items()}, notes
 
 
 def stored_files(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -70,7 +70,7 @@ def to_metadata(tokenizer: Mapping[str, Any], rows: int = 0) -> Vocabulary:
         raise unsupported("it is no BPE, WordPiece or Unigram")
     assert isinstance(model, Mapping)
     merges = model.get("merges") or []
-    if not isinstance(merges, list) or not all(_is_merge(merge) for merge in merges):
+    if not isinstance(merges, list) or not (set(map(type, merges)) <= {str} or all(map(_is_merge, merges))):
         raise unsupported("its merges are no pairs of texts")
     added = {
         token["id"]: token
@@ -78,7 +78,8 @@ def to_metadata(tokenizer: Mapping[str, Any], rows: int = 0) -> Vocabulary:
         if isinstance(token, Mapping) and type(token.get("id")) is int
     }
     tokens = vocab | {token_id: token.get("content") for token_id, token in added.items()}
-    if any(not 0 <= token_id < MAX_TOKENS or not isinstance(text, str) for token_id, text in tokens.items()):
+    classes = set(map(type, tokens.values()))
+    if tokens and (min(tokens) < 0 or max(tokens) >= MAX_TOKENS or classes != {str}):
         raise unsupported("it has negative or too large ids, or tokens that are no text")
     special = {token_id: CONTROL if token.get("special") else USER for token_id, token in added.items()}
     if model_type == UNIGRAM:
@@ -116,7 +117,7 @@ def unsupported(reason: str, name: str = "tokenizer.json") -> UnsupportedError:
 
 def _bpe_metadata(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tuple[Typed, list[str]]:
     model = tokenizer["model"]
-    merges = [pair_of(merge) for merge in _as_list(model.get("merges"))]
+    merges = pairs_of(_as_list(model.get("merges")))
     if model.get("byte_fallback") is True:
         scores = ("array:f32", _scores(texts, types, merges))
         prefix = ("bool", _adds_space(tokenizer))
@@ -128,7 +129,7 @@ def _bpe_metadata(tokenizer: Mapping[str, Any], texts: Sequence[str], types: Seq
     match = identified.match
     if match is None:
         raise unsupported(identified.reason)
-    merge_texts = ("array:string", [" ".join(part.replace(" ", _SPACE) for part in pair) for pair in merges])
+    merge_texts = ("array:string", _merge_texts(merges))
     metadata: Typed = {MODEL: ("string", BPE), PRE: ("string", match.name), MERGES: merge_texts}
     if _is_wrapping(tokenizer.get("post_processor")) and match.name == "gpt-2":
         metadata[PRE] = ("string", pretokenizers.ROBERTA)
@@ -199,13 +200,17 @@ def _is_merge(merge: Any) -> bool:
     return isinstance(merge, str) or (isinstance(merge, list) and [type(text) for text in merge] == [str, str])
 
 
-def pair_of(merge: Any) -> tuple[str, str]:
-    """Return a merge, which files have as two texts, or as one text with a space between its halves."""
-    if isinstance(merge, str):
-        first, _, second = merge.partition(" ")
-        return first, second
-    first, second = merge
-    return first, second
+def pairs_of(merges: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return merges, which files have as two texts, or as one text with a space between its halves."""
+    if set(map(type, merges)) <= {str}:
+        return [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    return [(merge[0], merge[1]) if isinstance(merge, list | tuple) else merge.partition(" ")[::2] for merge in merges]
+
+
+def _merge_texts(merges: Sequence[tuple[str, str]]) -> list[str]:
+    if not any(" " in first or " " in second for first, second in merges):
+        return [f"{first} {second}" for first, second in merges]
+    return [" ".join(part.replace(" ", _SPACE) for part in pair) for pair in merges]
 
 
 def _scores(texts: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]) -> list[float]:
@@ -359,7 +364,7 @@ def _bpe_files(
     steps = pretokenizers.steps_of(pre)
     if steps is None:
         raise _unsupported_by_files(f"its pre-tokenizer {pre[:40]!r} is unknown")
-    merges = [list(pair_of(merge)) for merge in _as_list(metadata.get(MERGES)) if isinstance(merge, str)]
+    merges = list(map(list, pairs_of([merge for merge in _as_list(metadata.get(MERGES)) if isinstance(merge, str)])))
     if not steps.bytewise:
         return _spaced_bpe_files(vocab, merges, steps), []
     differences = [

@@ -142,7 +142,7 @@ def _model(file: Mapping[str, Any]) -> dict[str, Any]:
     model = {**_DEFAULTS.get(str(declared.get("type")), {}), **declared}
     model |= {key: model[key] or None for key in _AFFIXES if key in model and declared.get("type") == "BPE"}
     if isinstance(model.get("merges"), list):
-        model["merges"] = [tokenizer.pair_of(merge) for merge in model["merges"]]
+        model["merges"] = tokenizer.pairs_of(model["merges"])
     vocab = model.get("vocab")
     if declared.get("type") == "BPE" and isinstance(vocab, Mapping):
         model["vocab"] = {**_unreachable(file, ignore_merges=model["ignore_merges"] is not False), **vocab}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from math import isnan
 from struct import Struct, pack
 from typing import Any
@@ -40,6 +42,15 @@ _INTEGERS = ("u32", "i32", "u64", "i64")
 _RANGES = {name: (int(np.iinfo(NUMPY[name]).min), int(np.iinfo(NUMPY[name]).max)) for name in STRUCT if name[0] != "f"}
 
 
+class Texts(list[str]):
+    """An array of texts, which ``encoded`` encodes once: a tokenizer's are large, and each size needs them."""
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The texts, each after its length, as in a file."""
+        return _encode_strings([text.encode() for text in self])
+
+
 def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's metadata in the form of a GGUF file, with the types of all values under ``ingot.gguf``.
 
@@ -64,7 +75,9 @@ def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(key, str) or not key or "\0" in key or not is_text(key):
             raise _refuse("keys of UTF-8 text without NUL", key)
         types[key], converted[key] = _with_type(value, declared_types.get(key))
-        if types[key].endswith("string") and not all(map(is_text, _as_list(converted[key]))):
+        texts = converted[key]
+        checked = isinstance(texts, Texts) and "encoded" in vars(texts)
+        if types[key].endswith("string") and not checked and not is_text("".join(_as_list(texts))):
             raise _refuse("text that can be encoded in UTF-8", key)
     alignment = converted.get(ALIGNMENT, DEFAULT_ALIGNMENT)
     if types.get(ALIGNMENT, "u32") != "u32" or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
@@ -154,6 +167,17 @@ def _convert_array(value: Any, type_name: str) -> list[Any] | None:
     element = type_name.removeprefix(_ARRAYS)
     if not isinstance(value, list | tuple):
         return None
+    if isinstance(value, Texts) and element == "string":
+        return value
+    classes = set(map(type, value))
+    if element == "string" and classes == {str}:
+        return Texts(value)
+    low, high = _RANGES.get(element, (0, -1))
+    if classes == {int} and low <= min(value) <= max(value) <= high:
+        return list(value)
+    if element == "f32" and classes == {float}:
+        with np.errstate(over="ignore"):
+            return np.array(value, np.float64).astype(np.float32).tolist()  # type: ignore[no-any-return]
     items = [_convert(item, element) for item in value]
     return None if any(item is None for item in items) else items
 
@@ -222,7 +246,15 @@ def _number(type_name: str, value: Any) -> bytes:
 
 
 def _strings(texts: Sequence[str], raw: Mapping[int, bytes]) -> bytes:
-    return b"".join(_string(raw[index] if index in raw else text.encode()) for index, text in enumerate(texts))
+    if isinstance(texts, Texts) and not raw:
+        return texts.encoded
+    return _encode_strings([raw[index] if index in raw else text.encode() for index, text in enumerate(texts)])
+
+
+def _encode_strings(strings: Sequence[bytes]) -> bytes:
+    lengths = pack(f"<{len(strings)}Q", *map(len, strings))
+    starts = range(0, len(lengths), 8)
+    return b"".join(chain.from_iterable(zip((lengths[start : start + 8] for start in starts), strings, strict=True)))
 
 
 def _string(data: bytes) -> bytes:
