@@ -76,6 +76,10 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 4, "intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_experts_per_tok": 1,
     },
     "qwen3_next": _LINEAR, "qwen3_5_text": {**_LINEAR, **_LARGE_HEADS}, "qwen3_5_moe_text": {**_LINEAR, **_LARGE_HEADS},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "ssm_state_size": 16,
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+    },
     "lfm2": {**_HYBRID, "block_multiple_of": 32}, "lfm2_moe": {**_HYBRID, "num_dense_layers": 1},
 }  # fmt: skip
 """Further values by model type."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from ingot.translate.families import Family
 from ingot.translate.required_modules import absent_modules
+from ingot.translate.settings import layer_types
 
 Shapes = Mapping[str, str]
 """Tensor name to dimensions separated by spaces. A dimension is a sum of sizes such as ``Q+2K`` (see ``_sizes``)."""
@@ -80,6 +81,7 @@ def absent_tensors(config: Mapping[str, Any], family: Family, names: Iterable[st
     may be tied to the embedding. Empty if the config does not state the number of layers.
     """
     count = config.get(family.aliases.get("num_hidden_layers", "num_hidden_layers"), config.get("num_hidden_layers"))
+    count = len(layer_types(config)) if count is None else count
     if type(count) is not int or not 0 < count <= _MAX_COUNT:
         return []
     present = {name.removeprefix(family.base) for name in names}

@@ -16,6 +16,12 @@ _PROJECTIONS = frozenset(
     )
 )
 """Last parts of the names of modules that come together: a layer that has one of them has the others."""
+_MIXERS = (
+    ("q_proj", "k_proj", "v_proj", "o_proj"),
+    ("in_proj", "conv1d", "out_proj"),
+    ("up_proj", "gate_proj", "down_proj"),
+)
+"""Modules of the types of mixers, where layers of all types have the same name for them."""
 _FEED_FORWARD = ("mlp", "feed_forward", "ffn")
 
 
@@ -50,6 +56,11 @@ def _groups(family: Family) -> dict[str, set[str]]:
         is_query = family.latent or "self_attn.q_a_proj" in family.layer
         if last in _PROJECTIONS and module not in results and not (is_query and last == "q_proj"):
             groups.setdefault(parent, set()).add(module)
+    mixed = [parent for parent, group in groups.items() if {f"{parent}.in_proj", f"{parent}.q_proj"} <= group]
+    for parent in mixed:  # one name for the mixers of layers of several types
+        group = groups.pop(parent)
+        for members in _MIXERS:
+            groups[f"{parent} of {members[0]}"] = {f"{parent}.{member}" for member in members} & group
     return groups
 
 

@@ -127,11 +127,18 @@ def attention_scalar(config: Mapping[str, Any], family: Family) -> Any:
     return config.get("head_dim")
 
 
+_MARKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Layer types in ``hybrid_override_pattern``."""
+
+
 def layer_types(config: Mapping[str, Any]) -> list[str]:
     """Return the type of each layer; empty if the config states none."""
     for key in (LAYERS, "layers_block_type"):
         if isinstance(config.get(key), list):
             return [str(layer) for layer in config[key]]
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return [_MARKS.get(mark, mark) for mark in pattern]
     period, offset, count = (config.get(key) for key in ("attn_layer_period", "attn_layer_offset", "num_hidden_layers"))
     if type(period) is int and type(offset) is int and type(count) is int and period > 0 and 0 < count < 1 << 16:
         return ["attention" if index % period == offset else "mamba" for index in range(count)]
