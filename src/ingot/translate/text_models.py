@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import resources
 from typing import Any, Literal
 
@@ -33,12 +33,12 @@ _OTHER = re.compile(
 )
 """The first module of tensors outside of the text model, after the prefixes."""
 _TEXT = "text_config"
+_OUTER = ("base_model.model.", "_orig_mod.", "module.")
+"""Prefixes that adapters, compilers and trainers put before all names, also several of them."""
 _WRAPPERS = (
-    *("base_model.model.", "_orig_mod.", "module.", "model.language_model.", "language_model.", "model.text_model."),
-    *("text_model.", ""),
-)
-"""Prefixes that programs put before the names of a model: adapters, compilers, trainers, and models of several parts.
-"""
+    *_OUTER, "model.language_model.", "language_model.", "model.text_model.", "text_model.", "model.", ""
+)  # fmt: skip
+"""Prefixes of the names of the text model in models of several parts, and of a model in a trainer's class."""
 _TIED = "tie_word_embeddings"
 _SHARED = (_TIED, "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
 """Keys of ``config.json`` that stand outside of ``text_config`` and describe the text model too."""
@@ -200,32 +200,37 @@ def with_class_names(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
     return with_usual_names(checkpoint, family)
 
 
-def new_names(checkpoint: Checkpoint, family: Family) -> dict[str, str]:
+def new_names(names: Collection[str], family: Family) -> dict[str, str]:
     """Return the names that change, and their names in the family's class in transformers."""
+    for outer in _OUTER:
+        if names and all(name.startswith(outer) for name in names):
+            inner = {name: name.removeprefix(outer) for name in names}
+            changed = new_names(list(inner.values()), family)
+            return {name: changed.get(text, text) for name, text in inner.items()}
     root, _, stem = family.block.rpartition(".")
     root = f"{root}." if root else ""
     block = f"{family.block}."
-    if any(name.startswith((block, family.base + block)) for name in checkpoint):
+    if any(name.startswith((block, family.base + block)) for name in names):
         return {}
     for wrapper in _WRAPPERS:
-        if any(name.startswith(wrapper + block) for name in checkpoint):
-            return {name: name.removeprefix(wrapper) for name in checkpoint if wrapper and name.startswith(wrapper)}
-        if root and any(name.startswith(f"{wrapper}{stem}.") for name in checkpoint):
-            return _with_root(checkpoint, family, wrapper, root)
+        if any(name.startswith(wrapper + block) for name in names):
+            return {name: name.removeprefix(wrapper) for name in names if wrapper and name.startswith(wrapper)}
+        if root and any(name.startswith(f"{wrapper}{stem}.") for name in names):
+            return _with_root(names, family, wrapper, root)
     return {}
 
 
-def _with_root(checkpoint: Checkpoint, family: Family, wrapper: str, root: str) -> dict[str, str]:
+def _with_root(names: Collection[str], family: Family, wrapper: str, root: str) -> dict[str, str]:
     """Return new names for names that lack the part ``root`` after the prefix ``wrapper``."""
-    names = {}
-    for name in checkpoint:
+    renamed = {}
+    for name in names:
         inner = name.removeprefix(wrapper)
         module = inner.rpartition(".")[0]
         if name.startswith(wrapper) and module in family.ends:
-            names[name] = inner
+            renamed[name] = inner
         elif name.startswith(wrapper) and (wrapper or _is_of_family(root + inner, family)):
-            names[name] = root + inner
-    return {old: new for old, new in names.items() if old != new}
+            renamed[name] = root + inner
+    return {old: new for old, new in renamed.items() if old != new}
 
 
 def _is_of_family(name: str, family: Family) -> bool:

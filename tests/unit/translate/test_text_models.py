@@ -63,6 +63,16 @@ def test_other_prefixes_give_the_same_file(rename: Any, tmp_path: Path) -> None:
     assert read(tmp_path / "folder").keys() == read(tmp_path / "m").keys()
 
 
+@pytest.mark.parametrize("prefix", ["base_model.model.module.", "module._orig_mod.", "model.", "module.model."])
+def test_several_prefixes_are_removed(prefix: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "x", lambda name: prefix + name)
+    ingot.convert(source, tmp_path / "x.gguf")
+    ingot.convert(model_folder.write(tmp_path / "m", dict(CONFIG)), tmp_path / "m.gguf")
+    expected, result = read(tmp_path / "m.gguf"), read(tmp_path / "x.gguf")
+    assert expected.keys() == result.keys()
+    assert all(np.array_equal(result[name], array) for name, array in expected.items())
+
+
 def test_a_name_with_and_without_the_prefix_is_refused(tmp_path: Path) -> None:
     head = {"lm_head.weight": np.zeros((2, 2), np.float32)}
     source = write(tmp_path / "x", lambda name: "module." + name, more=head)
