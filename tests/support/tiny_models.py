@@ -52,6 +52,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 2}, "exaone_moe": _WINDOW,
     "glm": {}, "glm4": {}, "glm4_moe": _GROUPED, "glm4_moe_lite": {**_LATENT, **_GROUPED}, "granite": {},
     "granitemoe": {},
+    "glm_moe_dsa": {**_LATENT, **_GROUPED, "index_topk": 8, "index_head_dim": 128, "index_n_heads": 16},
     "granitemoehybrid": {
         "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2,
         "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32, "position_embedding_type": "nope",
