@@ -64,7 +64,10 @@ def add_layer(model_type: str, folder: Path, absent: str = "") -> str:
         "glm4_moe",
         "exaone_moe",
         "qwen3_5_text",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek_v3", "glm_moe_dsa", "kimi_k2", "qwen3_next")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("deepseek_v3", "glm_moe_dsa", "kimi_k2", "qwen3_next")
+        ),
     ],
 )
 def test_the_layer_is_kept_and_comes_back(model_type: str, tmp_path: Path) -> None:
