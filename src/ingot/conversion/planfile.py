@@ -29,7 +29,7 @@ from ingot.model.checkpoint import Checkpoint
 from ingot.model.reading.view import View
 from ingot.stores.location import AnyPath, Location
 
-VERSION = 8
+VERSION = 9
 """The version of the file's fields and their meaning; plans of other versions are refused."""
 RULE = "plan.json"
 _MAX_BYTES = 1 << 30
@@ -78,7 +78,7 @@ class ViewData(Struct, frozen=True, forbid_unknown_fields=True):
     keep_names: bool
     no_tokenizer: bool
     rename: list[str]
-    part: str | None = None
+    part: str | None
 
 
 @preload
