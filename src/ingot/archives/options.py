@@ -50,7 +50,11 @@ class RestoreOptions:
         metadata=about("Restore only files whose names match (a glob). Any number.", "--only", metavar="PATTERN"),
     )
     against: AnyPath | None = field(
-        default=None, metadata=about("The model that the archive was made against.", metavar="MODEL")
+        default=None,
+        metadata=about(
+            "The model that the archive was made against; by default the one of its name beside the archive.",
+            metavar="MODEL",
+        ),
     )
     overwrite: bool = field(default=False, metadata=about("Replace a folder that holds a checkpoint and nothing else."))
     resume: bool = field(default=False, metadata=RESUME)

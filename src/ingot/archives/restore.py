@@ -62,7 +62,7 @@ def restore(options: RestoreOptions) -> Restored:
     FormatError, IntegrityError
         ``archive.*``: no file can be restored; ``archive.base-digest``: ``against`` is another model.
     UnsupportedError
-        ``archive.base``: the archive refers to another model, which ``against`` must name.
+        ``archive.base``: the archive refers to another model, which its folder lacks and ``against`` does not name.
     ResourceError
         ``ram.ceiling``; disk full.
 
@@ -78,7 +78,7 @@ def restore(options: RestoreOptions) -> Restored:
         if options.against is not None:
             objects.use_base(*find(Location.parse(options.against), "pread"))
         elif any(map(objects.needs_base, files)):
-            raise objects.base_error()
+            objects.require_base()
         reading = plan_reading(objects, files, options.max_ram, options.threads)
         size = sum(file.size for file in files)
         destination = Location.parse(options.out)

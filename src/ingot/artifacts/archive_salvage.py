@@ -43,6 +43,7 @@ def salvage(store: Store, name: str) -> tuple[ByteSource, ArchiveStore] | None:
         return None
     tensors = {tensor.name: tensor for tensor in _objects(source, layout.objects, end)}
     objects = ArchiveObjects(layout, tensors, store.location_of(name), source)
+    objects.find_base_in_folder(store, name)
     return source, ArchiveStore(objects, "", store, name)
 
 

@@ -59,14 +59,43 @@ class ArchiveObjects:
         self._tensors = as_tensor_map(tensors)
         self._sizes = [content_size(spec) for spec in layout.objects]
         self._base: tuple[Store, str] | None = None
+        self._neighbor: tuple[Store, str] | None = None
+        self._base_files: dict[str, ByteSource] = {}
         self._checked: set[int] = set()
         self._cached: OrderedDict[int, memoryview] = OrderedDict()
         self._lock = threading.Lock()
+        self._base_lock = threading.Lock()
         self.max_cached = _MAX_CACHED
 
     def use_base(self, store: Store, single: str) -> None:
         """Set the model that the archive refers to: a folder, or the file ``single``."""
         self._base = (store, single)
+        self._base_files = {}
+
+    def find_base_in_folder(self, outer: Store, name: str) -> None:
+        """Make reads of the other model find it beside the archive ``name`` of ``outer``, by the name in the layout.
+
+        This is the default until ``use_base`` is called. Ranges are compared with their digests before they are used.
+        """
+        folder, mark, _ = name.rpartition("/")
+        self._neighbor = outer, f"{folder}{mark}{self.layout.against}"
+
+    def require_base(self) -> tuple[Store, str]:
+        """Return the model that the archive refers to; raise ``UnsupportedError`` ``archive.base`` without it."""
+        if self._base is None:
+            if self._neighbor is None or not self.layout.against or "/" in self.layout.against:
+                raise self.base_error()
+            outer, name = self._neighbor
+            try:
+                location = Location.in_store(outer, checked_name(name, self.location))
+                self._base = find_base(location)
+            except IngotError as error:
+                raise self.base_error() from error
+        return self._base
+
+    def changed(self) -> bool:
+        """Return whether the archive, or a file of its base that was read, was written to since it was opened."""
+        return any(source.changed() for source in (self.source, *self._base_files.values()))
 
     def needs_base(self, file: ArchivedFile) -> bool:
         """Return whether a file contains ranges of another model, or differences to it."""
@@ -80,7 +109,8 @@ class ArchiveObjects:
     def base_error(self) -> UnsupportedError:
         """Return the error ``archive.base`` for access without the other model."""
         return UnsupportedError(
-            f"the archive refers to another model, {self.layout.against[:200]!r}: restore it with --against MODEL",
+            f"the archive refers to another model, {self.layout.against[:200]!r}: put that model beside the archive, "
+            f"or name it: --against MODEL of restore, or the address {SCHEME}:ARCHIVE!!MODEL",
             rule="archive.base",
             where=self.location,
         )
@@ -92,24 +122,22 @@ class ArchiveObjects:
         if it has other bytes.
         """
         item = self.layout.external[index - len(self._sizes)]
-        if self._base is None:
-            raise self.base_error()
-        store, single = self._base
-        source = store.open(single or item.file)
-        try:
-            location = store.location_of(single or item.file)
-            if item.offset + item.size > source.size:
+        with self._base_lock:
+            store, single = self.require_base()
+            source = self._base_files.get(item.file)
+            if source is None:
+                source = self._base_files[item.file] = _open_base_file(store, single or item.file)
+        location = store.location_of(single or item.file)
+        if item.offset + item.size > source.size:
+            raise _another_base(location)
+        if index not in self._checked:
+            digest = Blake3()
+            for start in range(0, item.size, _CHUNK):
+                digest.update(read_bytes(source, item.offset + start, min(_CHUNK, item.size - start)))
+            if hex_of(digest) != item.blake3:
                 raise _another_base(location)
-            if index not in self._checked:
-                digest = Blake3()
-                for start in range(0, item.size, _CHUNK):
-                    digest.update(read_bytes(source, item.offset + start, min(_CHUNK, item.size - start)))
-                if hex_of(digest) != item.blake3:
-                    raise _another_base(location)
-                self._checked.add(index)
-            source.readinto(item.offset + offset, out)
-        finally:
-            source.close()
+            self._checked.add(index)
+        source.readinto(item.offset + offset, out)
 
     def _read_difference(self, index: int, tensor: Tensor, offset: int, out: memoryview) -> None:
         """Fill ``out`` with the content of an object that is stored as a difference."""
@@ -169,6 +197,10 @@ class ArchiveObjects:
             raise FormatError("archive.object", "the archive has objects that its layout lacks", where=self.location)
         return sorted((part.offset, part.length) for item in self._tensors.uncached() for part in item.parts.values())
 
+    def ratio(self, index: int) -> float:
+        """Return the stored bytes of an object as a share of its content. Raises the errors of ``tensor``."""
+        return self.tensor(index).occupies / max(self._sizes[index] or 0, 1)
+
     def readinto(self, index: int, offset: int, out: memoryview) -> None:
         """Fill ``out`` with the content of an object from ``offset``, after checking the digests of the bytes read."""
         if index >= len(self._sizes):
@@ -214,6 +246,23 @@ class ArchiveObjects:
         return data
 
 
+def find_base(location: Location, io: str = "pread") -> tuple[Store, str]:
+    """Return the files of a model that an archive refers to, and the name of the file if it is a single one.
+
+    An archive stands for its files. Raises the errors of ``Location.find_model`` and ``open_archive``.
+    """
+    store, name = location.find_model(io)
+    opened = open_archive(store, name, alone=True) if name.lower().endswith(".zt") else None
+    return (store, name) if opened is None else (opened[1], opened[1].only_file)
+
+
+def _open_base_file(store: Store, name: str) -> ByteSource:
+    """Open a file of the base. Raises ``IntegrityError`` ``archive.base-digest`` if the base lacks it."""
+    if not store.exists(name):
+        raise _another_base(store.location_of(name))
+    return store.open(name)
+
+
 def _another_base(location: str) -> IntegrityError:
     return IntegrityError(
         BASE_DIGEST, "the archive was made against another model than this one: name that one", where=location
@@ -247,9 +296,13 @@ class ArchiveStore(Store):
         The store that contains the archive, and the archive's name in it.
     inside : str
         The folder within the archive that this store shows; empty for the entire archive.
+    base : str
+        The address of the model that the archive refers to, as addresses in the archive state it; empty by default.
     """
 
-    def __init__(self, objects: ArchiveObjects, address: str, archive: Store, name: str, inside: str = "") -> None:
+    def __init__(
+        self, objects: ArchiveObjects, address: str, archive: Store, name: str, inside: str = "", base: str = ""
+    ) -> None:
         self.objects = objects
         self.layout = objects.layout
         self._archive = archive
@@ -260,7 +313,10 @@ class ArchiveStore(Store):
             for file in objects.layout.files
             if file.name.startswith(self._start)
         }
-        self.url = address
+        self._address = address
+        self._base = base
+        self._suffix = f"!{base}" if base else ""
+        self.url = f"{address}{self._suffix}" if address else ""
         self.location = objects.location + (f"!{inside}" if inside else "")
 
     def list(self, folder: str = "") -> Listing:
@@ -278,20 +334,32 @@ class ArchiveStore(Store):
         return ArchivedSource(self.objects, file, self.location_of(name))
 
     @property
+    def is_folder_inside(self) -> bool:
+        """Whether this store shows a folder in the archive instead of the entire archive."""
+        return bool(self._start)
+
+    @property
     def only_file(self) -> str:
         """The name of the archived file if the archive is no folder; else empty."""
         return "" if self.layout.folder else self.layout.files[0].name
 
     def inside(self, folder: str) -> ArchiveStore:
         """Return a folder of the archive as a store."""
-        return ArchiveStore(self.objects, f"{self.url}{quote(folder)}", self._archive, self._name, folder)
+        address = f"{self._address}{quote(folder)}"
+        return ArchiveStore(self.objects, address, self._archive, self._name, folder, self._base)
+
+    def with_base(self, base: str, io: str) -> ArchiveStore:
+        """Return the same files, read with the model at the address ``base``. Raises the errors of ``find_base``."""
+        self.objects.use_base(*find_base(Location.parse(base.replace("%21", "!")), io))
+        return ArchiveStore(self.objects, self._address, self._archive, self._name, base=base)
 
     def location_of(self, name: str = "") -> str:
         """Return the archive's location, an exclamation mark, and the name of the file in the archive."""
         return f"{self.objects.location}!{self._start}{name}" if name or self._start else self.objects.location
 
     def url_of(self, name: str = "") -> str:
-        return f"{self.url}{'/' if self._start and name else ''}{quote(name)}" if self.url else ""
+        mark = "/" if self._start and name else ""
+        return f"{self._address}{mark}{quote(name)}{self._suffix}" if self._address else ""
 
     def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
         return self._archive.would_overwrite([self._name], target, folder=folder)
@@ -315,7 +383,7 @@ class ArchivedSource(JoinedSource, StampedSource):
 
     def changed(self) -> bool:
         """Return whether the archive was written to since it was opened."""
-        return self._objects.source.changed()
+        return self._objects.changed()
 
     def close(self) -> None:
         """Do nothing: other files of the archive may be in use. The archive is closed when no file refers to it."""
@@ -324,8 +392,9 @@ class ArchivedSource(JoinedSource, StampedSource):
 class ArchiveScheme(Scheme):
     """The scheme ``archive:`` for addresses of files and folders in archives.
 
-    ``archive:ADDRESS!`` is the archive at a path or address, ``archive:ADDRESS!NAME`` a file or folder in it. In
-    ``ADDRESS``, ``!`` is written ``%21``.
+    ``archive:ADDRESS!`` is the archive at a path or address, ``archive:ADDRESS!NAME`` a file or folder in it. With
+    ``!BASE`` at the end, it is read with the model at the path or address ``BASE``. In ``ADDRESS`` and ``BASE``, ``!``
+    is written ``%21``.
     """
 
     def store(self, text: str, io: str) -> Store:
@@ -339,16 +408,21 @@ class ArchiveScheme(Scheme):
 
         If the address names no file, the file is the archive's only file if the archive is no folder.
         """
-        address, mark, path = text.partition(":")[2].partition("!")
+        address, mark, inner = text.partition(":")[2].partition("!")
+        path, _, base = inner.partition("!")
         if not address or not mark:
-            raise UsageError("expected archive:ADDRESS! or archive:ADDRESS!NAME", rule="store.url", where=text)
+            raise UsageError(
+                "expected archive:ADDRESS!, archive:ADDRESS!NAME or archive:ADDRESS!NAME!BASE",
+                rule="store.url",
+                where=text,
+            )
         outer, name = Location.parse(address.replace("%21", "!")).find_file(io)
         opened = open_archive(outer, name)
         if opened is None:
             raise UsageError(
                 "expected an archive of `ingot archive`", rule="archive.none", where=outer.location_of(name)
             )
-        store = opened[1]
+        store = opened[1].with_base(base, io) if base else opened[1]
         inside = unquote(path).strip("/")
         if not inside:
             return store, store.only_file
@@ -365,14 +439,18 @@ def is_archive(catalog: Catalog) -> bool:
     return KEY in catalog.metadata
 
 
-def archive_store(catalog: Catalog, store: Store, name: str) -> ArchiveStore:
+def archive_store(catalog: Catalog, store: Store, name: str, *, alone: bool = False) -> ArchiveStore:
     """Return the files of the archive ``name`` in ``store``, whose manifest is ``catalog``.
+
+    With ``alone``, a model beside the archive is not used, so that bases cannot refer to each other in a circle.
 
     Raises ``FormatError`` and ``IntegrityError`` ``archive.*``: the layout is missing, damaged or invalid.
     """
     location = store.location_of(name)
     layout = read_layout(catalog, location)
     objects = ArchiveObjects(layout, catalog.tensors, location, catalog.sources[0])
+    if layout.external and not alone:
+        objects.find_base_in_folder(store, name)
     address = store.url_of(name)
     url = f"{SCHEME}:{address.replace('!', '%21')}!" if address else ""
     return ArchiveStore(objects, url, store, name)
@@ -393,8 +471,8 @@ def read_layout(catalog: Catalog, location: str) -> ArchiveLayout:
     return parse(bytes(part.view()), size, location)
 
 
-def open_archive(store: Store, name: str) -> tuple[Catalog, ArchiveStore] | None:
-    """Return the catalog and the files of an archive; None if the file is no archive.
+def open_archive(store: Store, name: str, *, alone: bool = False) -> tuple[Catalog, ArchiveStore] | None:
+    """Return the catalog and the files of an archive; None if the file is no archive. ``alone``: see ``archive_store``.
 
     Raises the errors of reading a ``.zt`` file, and those of ``archive_store``.
     """
@@ -405,7 +483,7 @@ def open_archive(store: Store, name: str) -> tuple[Catalog, ArchiveStore] | None
         return None
     catalog = FORMATS["zt"].read(store, name, verify=True)
     try:
-        return (catalog, archive_store(catalog, store, name)) if is_archive(catalog) else None
+        return (catalog, archive_store(catalog, store, name, alone=alone)) if is_archive(catalog) else None
     except IngotError:
         for source in catalog.sources:
             source.close()

@@ -10,6 +10,8 @@ from typing import Any
 
 from ingot.artifacts.open import Source, find, open_source_in_store
 from ingot.artifacts.remarks import remarks
+from ingot.errors import UnsupportedError, UsageError
+from ingot.inspect.archive import ArchiveInfo, describe_archive
 from ingot.inspect.receipt import receipt_of
 from ingot.model.stacks import STACK_SELECTORS
 from ingot.model.store import Store
@@ -60,7 +62,8 @@ class TensorInfo:
 class Inspection:
     """The description of a checkpoint: sizes in bytes, every tensor, totals, and notes.
 
-    ``receipt`` are the measurements in its receipt.
+    ``receipt`` are the measurements in its receipt. ``archive`` describes the archive that contains it, if there is
+    one. If the files of an archive are no model, or several, there are no tensors.
     """
 
     path: str
@@ -74,6 +77,7 @@ class Inspection:
     details: Sequence[Table] = ()
     notes: Texts = ()
     receipt: Sequence[Mapping[str, Any]] = ()
+    archive: ArchiveInfo | None = None
 
     @property
     def elements(self) -> int:
@@ -108,7 +112,13 @@ def inspect(path: AnyPath) -> Inspection:
 
 def inspect_found(store: Store, name: str) -> Inspection:
     """Open and describe the file ``name`` of a store, or the folder if ``name`` is empty, as ``inspect`` does."""
-    source = open_source_in_store(store, name)
+    archive = describe_archive(store)
+    try:
+        source = open_source_in_store(store, name)
+    except (UsageError, UnsupportedError) as error:
+        if archive is None or not (error.rule or "").startswith(("detect.", "archive.")):
+            raise
+        return _without_model(store.location, archive, error.message)
     try:
         checkpoint = source.view()
         files = sorted(source.catalog.headers)
@@ -125,9 +135,26 @@ def inspect_found(store: Store, name: str) -> Inspection:
             details=[*source.catalog.details(), *_stacks(source)],
             notes=[*(message for _, message in remarks(source)), *([] if fault is None else [fault[1]])],
             receipt=[] if receipt is None else receipt.entries,
+            archive=archive,
         )
     finally:
         source.close()
+
+
+def _without_model(path: str, archive: ArchiveInfo, note: str) -> Inspection:
+    """Return the description of an archive that does not open as a model, for the reason in ``note``."""
+    return Inspection(
+        path=path,
+        format="archive",
+        io="pread",
+        file_size=archive.stored,
+        files=[file.name for file in archive.files],
+        metadata={},
+        companions=[],
+        tensors=[],
+        notes=[note],
+        archive=archive,
+    )
 
 
 def _stacks(source: Source) -> Sequence[Table]:

@@ -80,7 +80,8 @@ def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True,
     every : bool
         Whether text shows each tensor in a row of its own.
     """
-    hidden_figures = ("tensors", "details")
+    hidden_figures = ("tensors", "details", "archive")
+    archive = inspection.archive
     figures = [item for item in figures_of(inspection, "elements", "nbytes") if item.name not in hidden_figures]
     measured = [describe_entry(entry) for entry in inspection.receipt]
     delta, hidden_key = delta_lines(inspection.metadata, inspection.path)
@@ -94,10 +95,17 @@ def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True,
         Figure("delta", delta, "texts", data=False),
         Figure("measured", measured, "texts", data=False),
         Figure("described", texts, "texts", data=False),
+        Figure("archived", [] if archive is None else archive.texts(), "texts", data=False),
     ]
+    figures += [] if archive is None else [Figure("archive", archive.data(), "data")]
     lines = [
         Line("{path}: {format}, {count} tensors, {elements} elements"),
-        Line("  {file_size} in {parted} file(s), {bits} bits per element, read by {io}"),
+        Line("  {item}", items="archived"),
+        *(
+            [Line("  {file_size} in {parted} file(s), {bits} bits per element, read by {io}")]
+            if inspection.tensors
+            else []
+        ),
         Line("  {item}", items="delta"),
         Line("  {item}", items="described"),
     ]
@@ -105,8 +113,10 @@ def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True,
         lines.append(Line("  companions: {companions}"))
     lines.append(Line("  receipt: {item}", items="measured"))
     lines.append(Line("  note: {item}", items="notes"))
-    shown = [_totals(inspection, key) for key in dict.fromkeys((by, "codec"))] + list(inspection.details)
-    shown += [_tensors(inspection.tensors, every)] if tensors else []
+    shown = [] if archive is None else [archive.table()]
+    if inspection.tensors or archive is None:
+        shown += [_totals(inspection, key) for key in dict.fromkeys((by, "codec"))] + list(inspection.details)
+        shown += [_tensors(inspection.tensors, every)] if tensors else []
     tables = [table_of("tensors", inspection.tensors, TensorInfo), *(_without_data(item) for item in shown)]
     return Report(figures, lines, tables)
 

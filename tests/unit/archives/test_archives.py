@@ -317,6 +317,42 @@ def test_an_archive_of_an_archive_comes_back(archived, tmp_path):
     assert (tmp_path / "out" / "inner.zt").read_bytes() == archived.read_bytes()
 
 
+def test_inspect_describes_an_archive(model, archived, tmp_path, capsys):
+    source = folder(tmp_path / "source", weights())
+    shutil.copytree(source, source / "copy")
+    archive(source, tmp_path / "twice.zt")
+    assert run(["inspect", str(tmp_path / "twice.zt"), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["archive"]
+    stored = (tmp_path / "twice.zt").stat().st_size
+    size = sum(map(len, contents(source).values()))
+    assert (figures["size"], figures["stored"], figures["saved"]) == (size, stored, 1 - stored / size)
+    assert {item["name"]: item["size"] for item in figures["files"]} == {
+        name: len(data) for name, data in contents(source).items()
+    }
+    duplicates = {item["name"]: item["duplicate_bytes"] for item in figures["files"]}
+    assert sum(duplicates.values()) == figures["duplicate_bytes"]
+    first, second = (name for name in duplicates if name.endswith(".safetensors"))
+    assert duplicates[first] < 100 < sum(value.nbytes for value in weights().values()) * 0.9 < duplicates[second]
+    assert 0.8 * stored < sum(item["stored"] for item in figures["files"]) < stored
+    assert run(["inspect", str(tmp_path / "twice.zt")]) == 0
+    assert "copy/model.safetensors" in capsys.readouterr().out
+    assert [table.name for table in ingot.report(archived).tables if table.name == "archive"]
+
+
+def test_inspect_describes_an_archive_of_several_models(tmp_path, capsys):
+    for step in (1, 2):
+        folder(tmp_path / "run" / f"checkpoint-{step}", weights(step))
+    archive(tmp_path / "run", tmp_path / "run.zt")
+    assert run(["inspect", str(tmp_path / "run.zt"), "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert (described["format"], described["tensors"]) == ("archive", [])
+    assert len(described["archive"]["files"]) == len(contents(tmp_path / "run"))
+    assert run(["inspect", f"archive:{tmp_path / 'run.zt'}!checkpoint-2", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert "archive" not in described
+    assert len(described["tensors"]) == len(weights())
+
+
 def test_commands_report_json_and_exit_codes(model, tmp_path, capsys):
     path = tmp_path / "a.zt"
     assert run(["archive", str(model), "-o", str(path), "--json"]) == 0

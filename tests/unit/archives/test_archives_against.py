@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import ingot
 from ingot.archives.archive import archive
 from ingot.archives.restore import restore
 from ingot.artifacts.archive_layout import MAX_DELTAS, ArchivedFile, ArchiveLayout, External, Span, parse_layout
+from ingot.cli.main import run
 from ingot.errors import FormatError, IngotError
 from tests.support.libraries import contents, folder, moved, weights
 
@@ -42,6 +44,8 @@ def test_a_fine_tune_is_restored_with_its_base(base, tuned, tmp_path):
     for index, against in enumerate((base, tmp_path / "base.zt", library.url_of("base"))):
         restore(path, tmp_path / f"out{index}", against=against)
         assert contents(tmp_path / f"out{index}") == contents(tuned)
+    base.rename(tmp_path / "moved")
+    base = tmp_path / "moved"
     assert rule(restore, path, tmp_path / "none") == "archive.base"
     assert rule(restore, path, tmp_path / "none", against=tuned) == "archive.base-digest"
     assert not (tmp_path / "none").exists()
@@ -50,6 +54,44 @@ def test_a_fine_tune_is_restored_with_its_base(base, tuned, tmp_path):
     archive(tuned, tmp_path / "again.zt", against=tmp_path / "base.zt")
     restore(tmp_path / "again.zt", tmp_path / "again", against=base)
     assert contents(tmp_path / "again") == contents(tuned)
+
+
+def test_an_archive_opens_as_a_model_with_its_base(base, tuned, tmp_path, capsys):
+    path = tmp_path / "tuned!.zt"
+    archive(tuned, path, against=base)
+    with ingot.open(tuned) as original, ingot.open(path) as opened:
+        name = next(iter(original))
+        np.testing.assert_array_equal(opened[name].numpy(), original[name].numpy())
+        file = next(base.rglob("*.safetensors"))
+        data = file.read_bytes()
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert rule(opened.require_unchanged) == "store.changed"
+    assert rule(restore, path, tmp_path / "none") == "archive.base-digest"
+    file.write_bytes(data)
+    assert {item.level for item in ingot.verify(path)} == {"note"}
+    assert {item.level for item in ingot.verify(path, engine="processes")} == {"note"}
+    base.rename(tmp_path / "moved")
+    assert rule(ingot.open, path) == "archive.base"
+    assert run(["inspect", str(path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["format"], printed["archive"]["base"], printed["tensors"]) == ("archive", "base", [])
+    assert printed["archive"]["external_bytes"] > 0
+    address = f"archive:{tmp_path}/tuned%21.zt!!{tmp_path}/moved"
+    with ingot.open(tuned) as original, ingot.open(address) as opened:
+        copied = pickle.loads(pickle.dumps(opened))
+        np.testing.assert_array_equal(copied[name].numpy(), original[name].numpy())
+    with ingot.open(f"archive:{tmp_path}/tuned%21.zt!{file.relative_to(base)}!{tmp_path}/moved") as opened:
+        np.testing.assert_array_equal(opened[name].numpy(), copied[name].numpy())
+    assert rule(ingot.open, f"archive:{tmp_path}/tuned%21.zt!!{tmp_path}/nothing") == "open.missing"
+
+
+def test_bases_do_not_refer_to_each_other(base, tuned, tmp_path):
+    archive(base, tmp_path / "x.zt")
+    archive(tuned, tmp_path / "y.zt", against=tmp_path / "x.zt")
+    archive(base, tmp_path / "z.zt", against=tuned)
+    (tmp_path / "z.zt").rename(tmp_path / "x.zt")  # x now needs `tuned`, y needs x
+    tuned.rename(tmp_path / "moved")
+    assert rule(ingot.open, tmp_path / "y.zt") in ("archive.base", "archive.base-digest")
 
 
 def test_what_the_base_contains_is_not_stored(base, tmp_path):

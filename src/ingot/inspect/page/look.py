@@ -14,13 +14,14 @@ from math import prod
 from typing import Any, Protocol
 
 from ingot.artifacts.adapter_files import adapter_of
+from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.open import open as open_checkpoint
-from ingot.artifacts.open import open_source
 from ingot.core.numeric.stats import ErrorStats
 from ingot.core.options import takes
 from ingot.core.parsing.strictjson import strict_json
 from ingot.core.registry import Instances
 from ingot.errors import FormatError
+from ingot.inspect.archive import describe_archive
 from ingot.inspect.compare import compare_sides, open_sides, renamed_tensors
 from ingot.inspect.comparisons import TensorComparison
 from ingot.inspect.options import CompareOptions
@@ -209,7 +210,7 @@ def collect_page_data(options: ReportOptions) -> PageData:
                 *_receipt_rows(Location.parse(options.a if options.b is None else options.b)),
             ],
             scores=scores,
-            sections=fill_sections(subject, options),
+            sections=[*_archive_section(subject), *fill_sections(subject, options)],
             unread=[
                 f"{item.location}: {describe_unread(item.unread)}"
                 for item in (reference, subject)
@@ -218,6 +219,15 @@ def collect_page_data(options: ReportOptions) -> PageData:
             reference_bytes=None if reference is None else sum(tensor.occupies for tensor in reference.values()),
             adapter=adapter,
         )
+
+
+def _archive_section(subject: Checkpoint) -> Iterator[FilledSection]:
+    """Yield the section about the archive that contains the checkpoint, if it is in one."""
+    source = subject.source
+    archive = describe_archive(source.store) if isinstance(source, Source) else None
+    if archive is not None:
+        page = replace(archive.table(), title="; ".join(archive.texts()))
+        yield FilledSection("archive", "Archive", replace(page, name="archive", data=True, shown=False), page)
 
 
 @contextmanager
