@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ingot.adapters.convert import convert_adapter as convert_adapter
     from ingot.archives.archive import archive as archive
     from ingot.archives.restore import restore as restore
+    from ingot.artifacts.append import append as append
     from ingot.artifacts.open import open as open
     from ingot.artifacts.save import save as save
     from ingot.conversion.execute_plan import execute as execute
@@ -54,6 +55,7 @@ _NAMES = {
     "IngotError": "ingot.errors",
     "Library": "ingot.library.library",
     "Tensor": "ingot.model.tensor",
+    "append": "ingot.artifacts.append",
     "apply_delta": "ingot.delta.apply",
     "archive": "ingot.archives.archive",
     "calibrate": "ingot.runtime.calibration.calibrate",
@@ -88,6 +90,7 @@ __all__ = [
     "IngotError",
     "Library",
     "Tensor",
+    "append",
     "apply_delta",
     "archive",
     "calibrate",

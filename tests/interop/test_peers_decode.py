@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -214,4 +215,24 @@ def test_ztensor_reads_layers_of_every_family(tmp_path: Path) -> None:
     for name, tensor in layers.items():
         found = [source[name][role].tobytes() for role in source[name].parts]  # which have the document's names
         assert sorted(found) == sorted(bytes(part.view()) for part in tensor.parts.values()), (name, tensor)
+    source.close()
+
+
+def test_ztensor_reads_what_is_appended(tmp_path: Path) -> None:
+    ztensor = pytest.importorskip("ztensor")
+    path = str(tmp_path / "m.zt")
+    values = np.random.default_rng(SEED).standard_normal((300, 70))
+    ingot.save(path, {"a": values}, format="zt2")
+    ingot.append(path, {"b": values[1:], "empty": values[:0]})
+    writer = ztensor.Writer(path, canonical=False, append=True)
+    writer.add("c", values[2:].tobytes(), [298, 70], "f64")
+    writer.finish()
+    ingot.append(path, {"d": values[3:]})
+    source = ztensor.open(path)
+    assert source.verify(True).undigested == 0
+    with ingot.open(path) as opened:
+        assert {*opened} == {*source.keys()} == {"a", "b", "c", "d", "empty"}
+        for index, name in enumerate("abcd"):
+            np.testing.assert_array_equal(opened[name].numpy(), values[index:])
+            assert source[name].tobytes() == values[index:].tobytes()
     source.close()

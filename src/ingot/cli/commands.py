@@ -32,6 +32,7 @@ _GROUPS = {
         ("demo", "demo", "Convert a small real model; show size, error, perplexity"),
         ("quantize", "quantize", "Quantize a model for the program that runs it"),
         ("convert", "convert", "Convert a checkpoint, by a recipe or as it is"),
+        ("append", "convert:append", "Add tensors to a .zt without rewriting it"),
         ("matrix", "matrix", "Show what a conversion to each format would keep"),
         ("calibrate", "calibrate", "Collect a model's statistics, for recipes that round better"),
         ("run-plan", "convert:run_plan", "Carry out a plan of `ingot convert --plan-out`"),
@@ -72,6 +73,7 @@ _GROUPS = {
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}
 BRIEFLY = {name: text for rows in _GROUPS.values() for name, _, text in rows}
 SHARED_LINES = {
+    ("convert", "append"): "Convert a checkpoint; add tensors to a .zt in place",
     ("formats", "codecs"): "List the formats, the codecs, and which carries which",
     ("archive", "restore"): "Put files in one .zt; restore them byte for byte",
     ("push", "pull"): "Copy a model to a registry or the Hub; copy it back",

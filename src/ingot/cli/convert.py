@@ -1,4 +1,4 @@
-"""The commands ``ingot convert``, ``ingot run-plan`` and ``ingot merge``."""
+"""The commands ``ingot convert``, ``ingot append``, ``ingot run-plan`` and ``ingot merge``."""
 
 from __future__ import annotations
 
@@ -101,6 +101,32 @@ def run_plan(options: ExecuteOptions, quiet: Quiet = False, json: Json = False) 
     with progress_bar("converting", quiet=quiet or json) as progress:
         report = execute(replace(options, progress=progress))
     render(report.report(), json=json, quiet=quiet)
+
+
+APPEND_EPILOG = (
+    "Examples:\n\n"
+    "  ingot append model.zt extra.safetensors\n\n"
+    "  ingot convert old.zt model.zt --container 2     (files of container 1 cannot be extended)"
+)
+
+
+@declare("append", APPEND_EPILOG)
+def append(
+    path: Annotated[str, About("The .zt file of container 2 to extend.", reads=True, argument=True, metavar="FILE")],
+    src: Annotated[str, About("Checkpoint whose tensors are added as they are stored.", reads=True, argument=True)],
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Add the tensors of a checkpoint to a .zt file without rewriting it.
+
+    A run that is killed leaves the old tensors. Names must be new.
+    """
+    from ingot.artifacts.append import append as append_tensors
+    from ingot.artifacts.open import open as open_checkpoint
+
+    with open_checkpoint(src) as checkpoint:
+        appended = append_tensors(path, checkpoint)
+    render(appended.report(), json=json, quiet=quiet)
 
 
 _WEIGHT = re.compile(r"(?<=.):[-+]?[0-9.]+(e[-+]?[0-9]+)?$", re.IGNORECASE)  # the weight in PATH:WEIGHT

@@ -41,6 +41,10 @@ class VerifyOptions:
     path: AnyPath = field(metadata=source("File or folder."))
     strict: bool = field(default=False, metadata=about("Treat what is allowed but not canonical as an error."))
     _: KW_ONLY
+    canonical: bool = field(
+        default=False,
+        metadata=about("Also check that a .zt of container 2 is canonical: the same tensors always give its bytes."),
+    )
     repair: bool = field(
         default=False, metadata=about("First replace chunks that differ from the seal (ingot seal) by those of --from.")
     )
@@ -111,6 +115,10 @@ class InspectOptions:
     every: bool = field(default=False, metadata=about("Show every tensor, not one line for equal layers.", "--all"))
     content_id: bool = field(
         default=False, metadata=about("Hash all weights: the same id for the same tensors in any container.")
+    )
+    id: bool = field(
+        default=False,
+        metadata=about("Print an id of the stored contents by the digests in the manifest; reads no weights."),
     )
     progress: ProgressCallback | None = field(default=None, metadata=PROGRESS)
 

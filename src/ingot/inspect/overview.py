@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from ingot.artifacts.identity import content_id
@@ -62,6 +63,11 @@ def describe(options: InspectOptions, store: Store, name: str) -> Report:
             receipt, _ = receipt_of(source)
             identity = content_id(checkpoint, progress=options.progress)
             return identity_report(source.location, identity, None if receipt is None else receipt.weights)
+    if options.id:
+        from ingot.inspect.manifest_id import manifest_id  # imports a container's code
+
+        with closing(open_source_in_store(store, name)) as source:
+            return Report([Figure("path", source.location), Figure("id", manifest_id(source))], [Line("{id}")])
     inspection = inspect_found(store, name)
     if options.tensor is not None:
         return tensor_report(inspection, options.tensor)

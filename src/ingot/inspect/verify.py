@@ -113,11 +113,18 @@ def verify(options: VerifyOptions) -> list[Finding]:
     try:
         check = _tensor_checker(options, location, source)
         findings = examine(source, options.strict, options.progress, check)
+        findings += _canonical_findings(source) if options.canonical else []
         loadable = [] if profile is None else runtime_findings(profile, source)
         adapted = adapter_findings(source, options.base)
         return sorted([*findings, *loadable, *adapted, *repaired, *archived], key=lambda item: item.level != "error")
     finally:
         source.close()
+
+
+def _canonical_findings(source: Source) -> Iterator[Finding]:
+    from ingot.inspect.manifest_id import canonical_findings  # imports a container's code
+
+    return canonical_findings(source)
 
 
 def _archive_findings(location: Location, options: VerifyOptions) -> list[Finding]:

@@ -63,6 +63,18 @@ class ByteSource(Protocol):
     def close(self) -> None: ...
 
 
+class PagedSource(ABC):
+    """A base class of sources that are files of this machine, whose pages the system caches."""
+
+    @abstractmethod
+    def prefetch(self, offset: int, length: int) -> bool:
+        """Ask the system to read a range into its cache; return whether it has such a request."""
+
+    @abstractmethod
+    def evict(self, offset: int, length: int) -> bool:
+        """Ask the system to drop the pages that lie entirely in a range; return whether it has such a request."""
+
+
 class DerivedSource:
     """A base class of sources that compute their bytes from other bytes when they are read.
 

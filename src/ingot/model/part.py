@@ -18,7 +18,7 @@ from ingot.core.bytes.record_layout import RULE as PACKED_RULE
 from ingot.core.numeric.dtypes import STORAGE_DTYPES, from_file, little_endian, native_order
 from ingot.core.runtime.parallel import check_cancelled
 from ingot.errors import FormatError, IntegrityError
-from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource, PrivateSource
+from ingot.model.bytesource import ByteSource, DerivedSource, MemorySource, PagedSource, PrivateSource
 from ingot.model.reading.ranges import is_remote
 
 CHUNK = 1 << 20
@@ -113,6 +113,14 @@ class Part:
     def decoded_digest(self) -> str | None:
         """The digest of the decoded bytes; None if there is none."""
         return self.digest if self.digest_of_decoded and self.encoding != "raw" else None
+
+    def prefetch(self) -> bool:
+        """Ask the system to read the stored bytes into its cache; return whether the source has such a request."""
+        return isinstance(self.source, PagedSource) and self.source.prefetch(self.offset, self.length)
+
+    def evict(self) -> bool:
+        """Ask the system to drop the stored bytes from its cache; return whether the source has such a request."""
+        return isinstance(self.source, PagedSource) and self.source.evict(self.offset, self.length)
 
     def stored(self) -> memoryview:
         """Return the stored bytes, still encoded, after checking the digest. Raises ``IntegrityError``."""

@@ -278,6 +278,25 @@ class Tensor:
         return replace(self, parts={role: part.private() for role, part in self.parts.items()})
 
     @bordered
+    def prefetch(self) -> bool:
+        """Ask the system to read the tensor's bytes into its cache, and return at once.
+
+        Returns whether all bytes are in local files, on a system with such a request. Values are the same in any case.
+        """
+        requested = [part.prefetch() for part in self.parts.values()]
+        return all(requested)
+
+    @bordered
+    def evict(self) -> bool:
+        """Ask the system to drop the tensor's bytes from its cache, such as after a copy to a device.
+
+        Pages that also contain bytes of other tensors stay. Later reads read the file again. Arrays of this tensor stay
+        valid. Returns whether all bytes are in local files, on a system with such a request.
+        """
+        requested = [part.evict() for part in self.parts.values()]
+        return all(requested)
+
+    @bordered
     def numpy(self, dtype: Any = None, *, out: Array | None = None, copy: bool = False) -> Array:
         """Return the decoded values as a NumPy array of ``shape``.
 

@@ -22,7 +22,7 @@ from ingot.core.files import system
 from ingot.core.files.system import map_file, read_error, write_error
 from ingot.core.numeric.dtypes import require_inside
 from ingot.errors import FormatError, IngotError, IntegrityError, ResourceError, UsageError
-from ingot.model.bytesource import PrivateMapping, Stamp, StampedSource
+from ingot.model.bytesource import PagedSource, PrivateMapping, Stamp, StampedSource
 
 # One read call moves at most 0x7ffff000 bytes on Linux and INT_MAX on macOS; below that, page-aligned.
 MAX_CALL = 1 << 30
@@ -165,7 +165,7 @@ def _most_open() -> int:
     return _MAX_OPEN if process_limit is None else min(_MAX_OPEN, max(_MIN_OPEN, process_limit // 4))
 
 
-class PreadSource(StampedSource):
+class PreadSource(StampedSource, PagedSource):
     """A file that is read by ``preadv``; ``view`` copies.
 
     A copy (``copy``, ``pickle``) reopens the file by its path; if that is a different file by now, it is refused with
@@ -231,6 +231,13 @@ class PreadSource(StampedSource):
                 return
         handle = self._ready(offset, size)
         read_all(handle.descriptor, offset, out, self.name)
+
+    def prefetch(self, offset: int, length: int) -> bool:
+        return system.prefetch(self._ready(offset, length).descriptor, offset, length)
+
+    def evict(self, offset: int, length: int) -> bool:
+        handle = self._ready(offset, length)
+        return system.evict(handle.descriptor, handle.pages, offset, length)
 
     def changed(self) -> bool:
         """Return whether the file's stamp differs from the one at opening.

@@ -145,6 +145,40 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> int:
         return os.write(descriptor, data)
 
 
+def prefetch(descriptor: int, offset: int, length: int) -> bool:
+    """Ask the system to read a range of a file into its cache; return whether it has such a request (not on macOS)."""
+    return _advise(descriptor, offset, length, "POSIX_FADV_WILLNEED")
+
+
+def evict(descriptor: int, pages: memoryview, offset: int, length: int) -> bool:
+    """Ask the system to drop the pages that lie entirely in a range of a file; return whether it has such a request.
+
+    ``pages`` is the mapping of the file, empty if it is not mapped; its pages are released first, because the system
+    keeps pages that a process has mapped.
+    """
+    start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if length <= 0 or not hasattr(os, "posix_fadvise"):
+        return hasattr(os, "posix_fadvise")
+    if pages.nbytes:
+        import numpy as np  # noqa: PLC0415 - options and --help do without it
+
+        address = np.frombuffer(pages, np.uint8).ctypes.data + start
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+    return _advise(descriptor, start, length, "POSIX_FADV_DONTNEED")
+
+
+def _advise(descriptor: int, offset: int, length: int, advice: str) -> bool:
+    call: Callable[[int, int, int, int], None] | None = getattr(os, "posix_fadvise", None)
+    if call is None:
+        return False
+    try:
+        call(descriptor, offset, length, getattr(os, advice))
+    except OSError:  # a hint: a file system that has no pages to cache may refuse it
+        return False
+    return True
+
+
 def flush(path: Path) -> None:
     """Flush a file's bytes, or a folder's entries, to disk (fsync).
 
