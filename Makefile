@@ -263,6 +263,7 @@ fuzz: $(VENV)/.installed $(VENV)/.fuzz
 
 damage: $(VENV)/.installed
 	$(BIN)/python -m tests.damage.run
+	$(BIN)/python -m tests.damage.packed
 
 kills: $(VENV)/.installed
 	$(BIN)/python -m tests.damage.kills
