@@ -184,6 +184,24 @@ def test_frames_must_fill_the_part(column: int, change: int) -> None:
         decode(frame + packed.index_of(layout, [(entry[0], entry[1])]), len(data))
 
 
+def test_limits_of_contexts_must_ascend() -> None:
+    """Contexts of a key are the same for limits in another order, but a content has one form."""
+    rng = np.random.default_rng(0)
+    low = rng.integers(0, 16, 20_000)
+    data = np.stack([low, rng.normal(0, 1 + low * low, 20_000).astype(np.int8)], 1).astype(np.uint8).tobytes()
+    frame = bytearray(packed.encode_frame(GOOD, data))
+    out = np.empty(len(data), np.uint8)
+    packed.decode_frame(GOOD, frame, out, "w")
+    assert out.tobytes() == data
+    length = int.from_bytes(frame[3:7], "little")  # of the first stream, behind two modes and a number of contexts
+    start = 7 + length + 2
+    assert frame[start - 1] >= 3
+    assert frame[start : start + 2] != frame[start + 2 : start + 4]
+    frame[start : start + 4] = frame[start + 2 : start + 4] + frame[start : start + 2]
+    with pytest.raises(FormatError, match="ascend"):
+        packed.decode_frame(GOOD, frame, out, "w")
+
+
 GOOD = RecordLayout(2, (Stream(1, 1), Stream(1, 1, False, BYTE, 0)), (Field(0, 1, 1), Field(1, 0, 1)))
 
 
