@@ -164,7 +164,8 @@ def evict(descriptor: int, pages: memoryview, offset: int, length: int) -> bool:
         import numpy as np  # noqa: PLC0415 - options and --help do without it
 
         address = np.frombuffer(pages, np.uint8).ctypes.data + start
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+        advice: int = getattr(mmap, "MADV_DONTNEED")  # noqa: B009 - Windows has none, and no posix_fadvise either
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice)
     return _advise(descriptor, start, length, "POSIX_FADV_DONTNEED")
 
 
