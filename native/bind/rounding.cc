@@ -3,6 +3,7 @@
 
 #include "core/rounding.h"
 
+#include <cmath>
 #include <initializer_list>
 #include <tuple>
 #include <utility>
@@ -112,32 +113,90 @@ void nearest(const PyGrid& grid, const Matrix& values, const OutCodes& codes, co
   INGOT_KERNEL(rounding_nearest)(grid.grid, to, values.data());
 }
 
-void feedback(const PyGrid& grid, std::pair<std::size_t, std::size_t> columns, const Matrix& target,
+void feedback(const PyGrid& grid, std::tuple<std::size_t, std::size_t, std::size_t> columns, const Matrix& target,
               const OutMatrix& targets, const Matrix& factor, const OutMatrix& errors, const OutCodes& codes,
-              const Groups& groups, const OutMatrix& scales, const std::optional<OutMatrix>& zeros) {
+              const Groups& groups, const OutMatrix& scales, const std::optional<OutMatrix>& zeros,
+              const std::optional<Matrix>& below, const std::optional<OutMatrix>& shifts,
+              const std::optional<OutMatrix>& changes, std::size_t from) {
   require(have_shapes(codes, {{target.shape(0), target.shape(1)}, {targets.shape(0), targets.shape(1)},
                         {errors.shape(0), errors.shape(1)}}), "expected matrices of one shape");
   require(factor.shape(0) == codes.shape(1) && factor.shape(1) == codes.shape(1), "expected a square factor");
-  require(columns.first <= columns.second && columns.second <= codes.shape(1), "expected columns that are there");
+  const auto [first, last, end] = columns;
+  require(first <= last && last <= end && end <= codes.shape(1), "expected columns that are there");
   const ingot::Rounded to = rounded(codes, groups, scales, zeros);
+  ingot::RowLinks links{};
+  if (below) {
+    require(shifts && changes && shifts->shape(0) == to.rows && changes->shape(0) == to.rows &&
+                shifts->shape(1) == changes->shape(1) && from <= first && end - from <= shifts->shape(1),
+            "expected a shift and a change of every target");
+    require(below->shape(0) == to.rows && below->shape(1) == to.rows, "expected links of the rows");
+    links = {below->data(), to.rows, shifts->data() + (first - from), changes->data() + (first - from), shifts->shape(1)};
+  }
   nb::gil_scoped_release release;
   INGOT_KERNEL(rounding_feedback)
-  (grid.grid, to, columns.first, columns.second, target.data(), targets.data(), factor.data(), errors.data());
+  (grid.grid, to, {first, last, end, target.data(), targets.data(), factor.data(), errors.data(), links});
 }
 
-void descend(const PyGrid& grid, const Matrix& inputs, const Matrix& outputs, const Matrix& gradient, const OutMatrix& product,
-             bool refit, const OutCodes& codes, const Groups& groups, const OutMatrix& scales,
-             const std::optional<OutMatrix>& zeros, const std::optional<OutMatrix>& units,
-             const std::optional<OutMatrix>& zero_units) {
+using Words = Written<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+ingot::PairedMatrix paired(const Words& words, std::size_t depth, std::size_t cols) {
+  require(depth <= (std::size_t{1} << 31) && cols <= (std::size_t{1} << 31) &&
+              words.size() == (cols + ingot::kPanel - 1) / ingot::kPanel * ((depth + 1) / 2) * ingot::kPanel,
+          "expected a word for two elements of a column, in full panels");
+  return {words.data(), depth, cols};
+}
+
+// A scale by a power of two is exact.
+void require_unit(float unit) {
+  int exponent = 0;
+  require(unit > 0 && std::isfinite(1 / unit) && std::frexp(unit, &exponent) == 0.5f, "expected a power of two");
+}
+
+void pack_pairs(const Matrix& rows, std::size_t first, std::size_t depth, float unit, const Words& words) {
+  require(first <= depth && rows.shape(0) <= depth - first, "expected rows that are there");
+  require_unit(unit);
+  const ingot::PairedMatrix to = paired(words, depth, rows.shape(1));
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(pairs_pack)(rows.data(), rows.shape(1), first, rows.shape(0), 1 / unit, to);
+}
+
+// out[:, :count] += a[:, first:last] @ rows `row` on of the packed matrix, of which `count` columns count.
+void multiply_pairs(const Matrix& a, std::pair<std::size_t, std::size_t> columns, const Words& words, std::size_t depth,
+                    std::size_t row, std::pair<std::size_t, std::size_t> to, float factor, float unit, const OutMatrix& out) {
+  const auto [first, last] = columns;
+  require(a.shape(0) == out.shape(0) && first <= last && last <= a.shape(1), "expected shapes that fit");
+  require(row % 2 == 0 && row <= depth && last - first <= depth - row, "expected an even row, and rows that are there");
+  require(to.first % ingot::kPanel == 0 && to.first <= to.second && to.second <= out.shape(1), "expected full panels");
+  require_unit(factor);
+  require_unit(unit);
+  const ingot::PairedMatrix b = paired(words, depth, out.shape(1));
+  const std::size_t panels = to.first / ingot::kPanel * ((depth + 1) / 2) * ingot::kPanel;
+  nb::gil_scoped_release release;
+  INGOT_KERNEL(pairs_multiply_add)
+  (a.data() + first, a.shape(1), {b.words + panels, depth, to.second - to.first}, row, last - first, 1 / factor, unit,
+   out.data() + to.first, out.shape(1), a.shape(0));
+}
+
+void descend(const PyGrid& grid, const Matrix& inputs, const Words& pairs, const std::optional<Matrix>& outputs,
+             const Matrix& gradient, const OutMatrix& product, const OutMatrix& change, float unit, bool refit, const OutCodes& codes,
+             const Groups& groups, const OutMatrix& scales, const std::optional<OutMatrix>& zeros,
+             const std::optional<OutMatrix>& units, const std::optional<OutMatrix>& zero_units) {
   const std::size_t rows = codes.shape(0), cols = codes.shape(1);
-  require(inputs.shape(0) == cols && inputs.shape(1) == cols && outputs.shape(0) == rows && outputs.shape(1) == rows,
+  require(inputs.shape(0) == cols && inputs.shape(1) == cols &&
+              (!outputs || (outputs->shape(0) == rows && outputs->shape(1) == rows)),
           "expected factors of the block's columns and rows");
-  require(have_shapes(codes, {{gradient.shape(0), gradient.shape(1)}, {product.shape(0), product.shape(1)}}),
+  require(have_shapes(codes, {{gradient.shape(0), gradient.shape(1)}, {product.shape(0), product.shape(1)},
+                        {change.shape(0), change.shape(1)}}),
           "expected matrices of one shape");
+  require_unit(unit);
   const ingot::Rounded to = rounded(codes, groups, scales, zeros, {units, zero_units});
   require_codes(to, grid);
+  const ingot::PairedMatrix paired_inputs = paired(pairs, cols, cols);
   nb::gil_scoped_release release;
-  INGOT_KERNEL(rounding_descend)(grid.grid, to, {inputs.data(), outputs.data(), gradient.data(), product.data(), refit});
+  INGOT_KERNEL(rounding_descend)
+  (grid.grid, to,
+   {inputs.data(), paired_inputs, outputs ? outputs->data() : nullptr, gradient.data(), product.data(), change.data(),
+    unit, refit});
 }
 
 }  // namespace
@@ -161,9 +220,15 @@ void bind_rounding(nb::module_& m) {
          maybe("zeros"), "The nearest code of every value.");
   define(m, "rounding_feedback", &feedback, nb::arg("grid"), nb::arg("columns"), array("wanted"), array("targets"),
          array("factor"), array("errors"), array("codes"), array("groups"), array("scales"), maybe("zeros"),
-         "Round columns one after the other, each error added to the targets of the next.");
-  define(m, "rounding_descend", &descend, nb::arg("grid"), array("inputs"), array("outputs"), array("gradient"),
-         array("product"), nb::arg("refit"), array("codes"), array("groups"), array("scales"), maybe("zeros"),
+         maybe("below") = nb::none(), maybe("shifts") = nb::none(), maybe("changes") = nb::none(), nb::arg("start") = 0,
+         "Round columns one after the other, each error added to the targets of the next, and of earlier rows.");
+  define(m, "pairs_pack", &pack_pairs, array("rows"), nb::arg("first"), nb::arg("depth"), nb::arg("unit"), array("words"),
+         "Store rows of a matrix, over a power of two, in bf16 for `pairs_multiply_add`.");
+  define(m, "pairs_multiply_add", &multiply_pairs, array("a"), nb::arg("columns"), array("words"), nb::arg("depth"),
+         nb::arg("row"), nb::arg("to"), nb::arg("factor"), nb::arg("unit"), array("out"),
+         "Columns `to` of out += (columns of a / factor in bf16) @ (packed rows from `row`) * unit, sums in one order.");
+  define(m, "rounding_descend", &descend, nb::arg("grid"), array("inputs"), array("pairs"), maybe("outputs"),
+         array("gradient"), array("product"), array("change"), nb::arg("unit"), nb::arg("refit"), array("codes"), array("groups"), array("scales"), maybe("zeros"),
          maybe("units") = nb::none(), maybe("zero_units") = nb::none(),
          "Move each code of a block of rows to the least of the error under two factors, and its groups' scales and zeros.");
 }

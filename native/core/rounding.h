@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/matrix_pairs.h"
 
 namespace ingot {
 
@@ -34,12 +35,34 @@ struct Rounded {
   const float* zero_units = nullptr;  // units of the offsets, if they are nested
 };
 
+// Rows that depend on each other under G = (L + I) D (L + I)'. Shifts and changes are those of the rounded columns.
+struct RowLinks {
+  const float* below;  // L, strictly lower: rows x rows; nullptr if rows are independent
+  std::size_t below_stride;
+  float* shifts;   // what later rows add to targets
+  float* changes;  // targets without shifts - rounded
+  std::size_t stride;
+};
+
+// Columns `first` to `last` that are rounded; their errors move targets up to column `end`.
+struct Feedback {
+  std::size_t first, last, end;
+  const float* original;
+  float* targets;
+  const float* factor;  // U, strictly upper: cols x cols
+  float* errors;        // original - rounded
+  RowLinks links;
+};
+
 // A block of rows in the coordinate descent of tr(G D A D'), with D = rounded - original.
 struct Descent {
   const float* inputs;    // A: cols x cols
-  const float* outputs;   // the block's part of G: rows x rows
+  PairedMatrix pairs;     // A
+  const float* outputs;   // the block's part of G: rows x rows; nullptr: the identity
   const float* gradient;  // G D A of the block before the descent: rows x cols
   float* product;         // D A of the block: rows x cols; kept up to date
+  float* change;          // scratch: rows x cols
+  float unit;             // a power of two about the largest weight
   bool refit;             // whether scales and zeros change too
 };
 

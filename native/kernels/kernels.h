@@ -111,13 +111,17 @@
                        std::size_t cols);                                                                             \
   void matrix_multiply_add(const float* a, std::size_t a_stride, const float* b, std::size_t b_stride, float* out,    \
                            std::size_t out_stride, std::size_t rows, std::size_t depth, std::size_t cols);            \
+  void pairs_pack(const float* rows, std::size_t stride, std::size_t first, std::size_t count, float factor,          \
+                  const PairedMatrix& to);                                                                            \
+  void pairs_multiply_add(const float* a, std::size_t a_stride, const PairedMatrix& b, std::size_t first,             \
+                          std::size_t depth, float factor, float unit, float* out, std::size_t out_stride,            \
+                          std::size_t rows);                                                                          \
   bool matrix_factor(float* a, double* diagonal, std::size_t n);                                                      \
   std::size_t rounding_scales(const Grid& grid, const float* values, std::size_t stride, std::size_t rows,            \
                               std::size_t cols, const float* weights, float* scales, float* zeros,                    \
                               std::size_t scale_stride);                                                              \
   void rounding_nearest(const Grid& grid, const Rounded& to, const float* values);                                    \
-  void rounding_feedback(const Grid& grid, const Rounded& to, std::size_t first, std::size_t last,                    \
-                         const float* original, float* targets, const float* factor, float* errors);                  \
+  void rounding_feedback(const Grid& grid, const Rounded& to, const Feedback& feed);                                  \
   void rounding_descend(const Grid& grid, const Rounded& to, const Descent& down);                                    \
   void trellis_decode(const TrellisBand& band, const float* values, const float* scales, std::size_t first,           \
                       std::size_t count, void* out, Dtype type);                                                      \

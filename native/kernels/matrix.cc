@@ -21,28 +21,31 @@ class Columns {
       for (std::size_t j = 0; j < count_; ++j) lower_[i * kBlock + j] = static_cast<double>(a[i * n + first + j]);
   }
 
-  // Subtracts the contributions of the later columns, which are already factored, in one fixed order.
+  // Subtracts the contributions of the later columns, which are already factored, in one fixed order: sums of kDepth
+  // products in f32, and sums of these in f64.
   void take_off() {
-    constexpr std::size_t wide = Lanes<double>::tile;
+    constexpr std::size_t wide = Lanes<float>::tile;
     static_assert(kBlock % wide == 0);
-    alignas(64) double panels[kBlock / wide][kDepth * wide], rows[kTileRows * kDepth];
+    alignas(64) float panels[kBlock / wide][kDepth * wide];
     for (std::size_t k = last_; k < n_; k += kDepth) {
       const std::size_t deep = std::min(kDepth, n_ - k);
       for (std::size_t j = 0; j < kBlock; ++j)
         for (std::size_t t = 0; t < deep; ++t)
-          panels[j / wide][t * wide + j % wide] = j < count_ ? weighed(first_ + j, k + t) : 0.0;
+          panels[j / wide][t * wide + j % wide] = j < count_ ? static_cast<float>(weighed(first_ + j, k + t)) : 0.0f;
       for (std::size_t i = 0; i < last_; i += kTileRows) {
         const std::size_t batch = std::min(kTileRows, last_ - i);
-        for (std::size_t row = 0; row < batch; ++row)
-          for (std::size_t t = 0; t < deep; ++t) rows[row * kDepth + t] = static_cast<double>(a_[(i + row) * n_ + k + t]);
         for (std::size_t panel = 0; panel < kBlock / wide; ++panel) {
-          double* out = lower_.data() + i * kBlock + panel * wide;
+          float sums[kTileRows * wide] = {};
+          const float* rows = a_ + i * n_ + k;
           if (batch == kTileRows) {
-            tile<double, kTileRows>(rows, kDepth, deep, panels[panel], out, kBlock, wide, -1.0);
+            tile<float, kTileRows>(rows, n_, deep, panels[panel], sums, wide, wide, 1.0f);
           } else {
             for (std::size_t row = 0; row < batch; ++row)
-              tile<double, 1>(rows + row * kDepth, kDepth, deep, panels[panel], out + row * kBlock, kBlock, wide, -1.0);
+              tile<float, 1>(rows + row * n_, n_, deep, panels[panel], sums + row * wide, wide, wide, 1.0f);
           }
+          for (std::size_t row = 0; row < batch; ++row)
+            for (std::size_t j = 0; j < wide; ++j)
+              lower_[(i + row) * kBlock + panel * wide + j] -= static_cast<double>(sums[row * wide + j]);
         }
       }
     }

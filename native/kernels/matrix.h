@@ -36,6 +36,17 @@ void tile(const T* __restrict a, std::size_t a_stride, std::size_t depth, const 
       for (std::size_t v = 0; v < kTileVectors; ++v) sums[row][v] += factor * b[v];
     }
   }
+  if (cols == Lanes<T>::tile) {
+    for (std::size_t row = 0; row < kRows; ++row)
+      for (std::size_t v = 0; v < kTileVectors; ++v) {
+        Vector now;
+        T* to = out + row * out_stride + v * Lanes<T>::width;
+        std::memcpy(&now, to, sizeof now);
+        now += sign * sums[row][v];
+        std::memcpy(to, &now, sizeof now);
+      }
+    return;
+  }
   for (std::size_t row = 0; row < kRows; ++row) {
     T sum[Lanes<T>::tile];
     std::memcpy(sum, sums[row], sizeof sum);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/float_vectors.h"
 #include "kernels/floats.h"
 
 namespace ingot::INGOT_ISA {
@@ -61,6 +62,19 @@ class Levels {
     }
   }
 
+  // Returns the levels nearest to the lanes of x.
+  Floats nearest_levels(const Floats& x) const {
+    const Floats low = all(grid_.levels[0]);
+    if (grid_.uniform) {
+      const Floats coordinate = smaller(larger(x, low), low + all(last_)), far = all(0x1.8p23f);
+      return (coordinate + far) - far;
+    }
+    Floats result = low;
+    for (std::size_t k = 0; k + 1 < grid_.count; ++k)
+      result = x > all(between_[k]) ? all(grid_.levels[k + 1]) : result;
+    return result;
+  }
+
   float level(std::uint8_t code) const { return grid_.levels[code]; }
 
   float value(std::uint8_t code, float scale, float zero) const {
@@ -78,10 +92,21 @@ class Levels {
   std::array<float, kMostLevels> between_;
 };
 
+// Adds the halves, then the quarters, and so on.
 inline float total(const float* lanes) {
-  float sum = 0;
-  for (std::size_t lane = 0; lane < kSixteen; ++lane) sum += lanes[lane];
-  return sum;
+  float sums[kSixteen / 2];
+  for (std::size_t lane = 0; lane < 8; ++lane) sums[lane] = lanes[lane] + lanes[lane + 8];
+  for (std::size_t lane = 0; lane < 4; ++lane) sums[lane] += sums[lane + 4];
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+inline float dot(const float* __restrict a, const float* __restrict b, std::size_t n) {
+  float lanes[kSixteen] = {};
+  std::size_t i = 0;
+  for (; i + kSixteen <= n; i += kSixteen)
+    for (std::size_t lane = 0; lane < kSixteen; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
+  for (; i < n; ++i) lanes[i % kSixteen] += a[i] * b[i];
+  return total(lanes);
 }
 
 }  // namespace

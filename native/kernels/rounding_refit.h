@@ -21,7 +21,8 @@ struct Square {
 
 class Refit {
  public:
-  Refit(const Grid& grid, const Rounded& to, const Square& square) : grid_(grid), to_(to), square_(square) {
+  Refit(const Grid& grid, const Rounded& to, const Square& square)
+      : grid_(grid), to_(to), square_(square), along_(square.size) {
     if (to.zeros == nullptr) return;
     rows_.resize(square.size);
     float lanes[kSixteen] = {};
@@ -80,19 +81,20 @@ class Refit {
 
   Error error_of(const float* levels, const float* m, float diagonal) const {
     Error error{};
-    for (std::size_t j = 0; j < square_.size; ++j) error.along += m[j] * levels[j];
-    for (std::size_t j = 0; j < square_.size; ++j) {
+    const std::size_t size = square_.size;
+    float* __restrict along = along_.data();
+    std::fill(along_.begin(), along_.end(), 0.0f);
+    for (std::size_t j = 0; j < size; ++j) {
       const float* __restrict input = square_.a + j * square_.stride;
-      float lanes[kSixteen] = {};
-      for (std::size_t k = 0; k < square_.size; ++k) lanes[k % kSixteen] += input[k] * levels[k];
-      error.squares += levels[j] * total(lanes);
+      const float level = levels[j];
+      for (std::size_t k = 0; k < size; ++k) along[k] += level * input[k];
     }
+    error.along = dot(m, levels, size);
+    error.squares = dot(along, levels, size);
     error.squares *= diagonal;
     if (to_.zeros == nullptr) return error;
-    for (std::size_t j = 0; j < square_.size; ++j) {
-      error.shift += m[j];
-      error.both += levels[j] * rows_[j];
-    }
+    for (std::size_t j = 0; j < size; ++j) error.shift += m[j];
+    error.both = dot(levels, rows_.data(), size);
     error.both *= diagonal;
     error.ones = diagonal * ones_;
     return error;
@@ -123,7 +125,8 @@ class Refit {
   const Grid& grid_;
   const Rounded& to_;
   const Square square_;
-  std::vector<float> rows_;  // sums of A's rows
+  std::vector<float> rows_;           // sums of A's rows
+  mutable std::vector<float> along_;  // A times the levels
   float ones_ = 0;
 };
 

@@ -1,117 +1,163 @@
 // Finds scales, and zeros, of a group by weighted search. Sums have a fixed order for any width of vectors.
 #include <vector>
 
+#include "kernels/float_vectors.h"
 #include "kernels/kernels.h"
 #include "kernels/rounding_levels.h"
 
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr int kFactors = 16, kTurns = 3;
-// Relative to the scale at which the largest magnitude just fits.
+constexpr int kTurns = 3;
+// Relative to the scale at which the largest magnitude just fits; one for each lane.
 constexpr float kFirstFactor = 0.40f, kFactorStep = 0.052f;
+constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
-// Values of a group with the weights of their errors, padded to complete lanes with weights of 0.
+// Values of a group with the weights of their errors.
 struct Group {
-  std::vector<float> values, weights, among, levels;
-  std::size_t size = 0;
-
-  void resize(std::size_t n) {
-    size = (n + kSixteen - 1) / kSixteen * kSixteen;
-    for (auto* item : {&values, &weights, &among, &levels}) item->assign(size, 0.0f);
-  }
-
-  // Weighted sums over the group: of the error, and of v, l, v l and l l, where l is the level minus the zero point (if
-  // there are zero points).
-  struct Sums {
-    float error, value, level, product, square;
-  };
-
-  // Without zeros, the sums of v and l are not needed.
-  template <bool kZeros>
-  Sums measure(const Levels& levels_of, float scale, float zero, bool offset) {
-    for (std::size_t j = 0; j < size; ++j) among[j] = levels_of.among(values[j], scale, zero);
-    levels_of.nearest_levels(among.data(), size, levels.data());
-    float error[kSixteen] = {}, value[kSixteen] = {}, level[kSixteen] = {}, product[kSixteen] = {}, square[kSixteen] = {};
-    const float shift = offset ? 0.0f : zero, base = offset ? zero : 0.0f;
-    for (std::size_t j = 0; j < size; j += kSixteen)
-      for (std::size_t lane = 0; lane < kSixteen; ++lane) {
-        const float l = levels[j + lane] - shift, v = values[j + lane], weight = weights[j + lane];
-        const float away = (v - base) - scale * l;
-        error[lane] += weight * away * away;
-        if constexpr (kZeros) {
-          value[lane] += weight * v;
-          level[lane] += weight * l;
-        }
-        product[lane] += weight * v * l;
-        square[lane] += weight * l * l;
-      }
-    return {total(error), total(value), total(level), total(product), total(square)};
-  }
+  std::vector<float> values, weights;
 };
 
 struct Best {
-  float scale = 0, zero = 0, error = std::numeric_limits<float>::infinity();
+  float scale = 0, zero = 0, error = kInfinite;
 };
 
-// Tries a scale, then repeatedly the best scale for the resulting levels.
-void consider(Group& group, const Levels& levels, const Grid& grid, float scale, Best& best) {
-  for (int turn = 0; turn < kTurns; ++turn) {
-    scale = as_stored(scale, grid.scale_type);
-    if (scale == 0 || !is_finite(scale) || (!grid.turned && scale < 0)) return;
-    const Group::Sums sums = group.measure<false>(levels, scale, 0, false);
-    if (sums.error < best.error) best = {scale, 0, sums.error};
-    if (!(sums.square > 0)) return;
-    const float better = as_stored(sums.product / sums.square, grid.scale_type);
-    if (better == scale) return;
-    scale = better;
-  }
-}
+using Sixteen = float[kSixteen];
 
-// The same with a zero point (an integer among the levels) or an offset; scale and zero by linear regression.
-void consider_both(Group& group, const Levels& levels, const Grid& grid, float scale, float zero, float weight, Best& best) {
-  const float first = grid.levels[0], last = grid.levels[grid.count - 1];
-  for (int turn = 0; turn < kTurns; ++turn) {
-    scale = as_stored(scale, grid.scale_type);
-    zero = grid.offset ? as_stored(zero, grid.scale_type) : to_integer(std::min(std::max(zero, first), last));
-    if (!(scale > 0) || !is_finite(scale) || !is_finite(zero)) return;
-    const Group::Sums sums = group.measure<true>(levels, scale, zero, grid.offset);
-    if (sums.error < best.error) best = {scale, zero, sums.error};
-    const float spread = weight * sums.square - sums.level * sums.level;
-    if (!(spread > 0x1p-18f * (weight * sums.square))) return;
-    const float slope = (weight * sums.product - sums.value * sums.level) / spread, rest = (sums.value - slope * sums.level) / weight;
-    if (!(slope > 0)) return;
-    // Zero points: v = slope * (level - zero) + rest, and the next zero absorbs the rest.
-    const float other = grid.offset ? rest : zero - rest / slope;
-    if (slope == scale && other == zero) return;
-    scale = slope;
-    zero = other;
-  }
-}
+// Weighted sums over the group: of the error, and of v, l, v l and l l, where l is the level minus the zero point (if
+// there are zero points).
+struct alignas(64) Sums {
+  Sixteen error, value, level, product, square;
+};
 
-// Tries scales for values between a lowest and a highest.
-void consider_range(Group& group, const Levels& levels, const Grid& grid, float low, float high, Best& best) {
-  const float first = grid.levels[0], span = grid.levels[grid.count - 1] - first, reach = high - low;
-  float lanes[kSixteen] = {};
-  for (std::size_t j = 0; j < group.size; ++j) lanes[j % kSixteen] += group.weights[j];
-  const float weight = total(lanes);
-  for (int k = 0; k < kFactors; ++k) {
-    const float factor = kFirstFactor + kFactorStep * static_cast<float>(k);
-    const float scale = reach * factor / span, from = low + reach * (1 - factor) / 2;
-    consider_both(group, levels, grid, scale, grid.offset ? from - scale * first : first - from / scale, weight, best);
+// Sixteen candidates at once, each in a lane that goes through the values in order.
+template <bool kZeros>
+class Candidates {
+ public:
+  Candidates(const Group& group, const Levels& levels, const Grid& grid) : group_(group), levels_(levels), grid_(grid) {
+    for (const float weight : group.weights) weight_ += weight;
   }
-}
+
+  // Measures the candidates, then repeatedly the best ones for the resulting levels, and updates `best`; among equal
+  // ones the first.
+  void consider(Sixteen& scales, Sixteen& zeros, Best& best) {
+    Sixteen errors, best_scales = {}, best_zeros = {};
+    std::fill_n(errors, kSixteen, kInfinite);
+    bool alive[kSixteen];
+    std::fill_n(alive, kSixteen, true);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      stored(scales);
+      if constexpr (kZeros) stored_zeros(zeros);
+      bool any = false;
+      for (std::size_t lane = 0; lane < kSixteen; ++lane) {
+        alive[lane] = alive[lane] && scales[lane] != 0 && is_finite(scales[lane]) &&
+                      (scales[lane] > 0 || (!kZeros && grid_.turned)) && (!kZeros || is_finite(zeros[lane]));
+        if (!alive[lane]) scales[lane] = 1, zeros[lane] = 0;
+        any = any || alive[lane];
+      }
+      if (!any) break;
+      measure(scales, zeros);
+      for (std::size_t lane = 0; lane < kSixteen; ++lane) {
+        const bool better = alive[lane] && sums_.error[lane] < errors[lane];
+        errors[lane] = better ? sums_.error[lane] : errors[lane];
+        best_scales[lane] = better ? scales[lane] : best_scales[lane];
+        best_zeros[lane] = better ? zeros[lane] : best_zeros[lane];
+      }
+      if (turn + 1 < kTurns) next(scales, zeros, alive);
+    }
+    for (std::size_t lane = 0; lane < kSixteen; ++lane)
+      if (errors[lane] < best.error) best = {best_scales[lane], best_zeros[lane], errors[lane]};
+  }
+
+ private:
+  void stored(Sixteen& numbers) const {
+    std::uint16_t bits[kSixteen];
+    if (grid_.scale_type == Dtype::f16) {
+      store_block<Dtype::f16>(numbers, kSixteen, bits);
+      load_block<Dtype::f16>(bits, kSixteen, numbers);
+    } else if (grid_.scale_type == Dtype::bf16) {
+      store_block<Dtype::bf16>(numbers, kSixteen, bits);
+      load_block<Dtype::bf16>(bits, kSixteen, numbers);
+    }
+  }
+
+  void stored_zeros(Sixteen& zeros) const {
+    if (grid_.offset) return stored(zeros);
+    const float first = grid_.levels[0], last = grid_.levels[grid_.count - 1];
+    for (float& zero : zeros) zero = to_integer(std::min(std::max(zero, first), last));
+  }
+
+  void measure(const Sixteen& scales, const Sixteen& zeros) {
+    for (std::size_t lane = 0; lane < kSixteen; lane += kWidth) {
+      const Floats scale = load_floats(scales + lane), zero = load_floats(zeros + lane), inverse = all(1.0f) / scale;
+      const Floats none = {}, base = kZeros && grid_.offset ? zero : none, point = kZeros && !grid_.offset ? zero : none;
+      Floats error = {}, value = {}, level = {}, product = {}, square = {};
+      for (std::size_t j = 0; j < group_.values.size(); ++j) {
+        const Floats weight = all(group_.weights[j]), v = all(group_.values[j]);
+        const Floats l = levels_.nearest_levels((v - base) * inverse + point) - point;
+        const Floats away = (v - base) - scale * l, heavy = weight * l;
+        error += weight * away * away;
+        if constexpr (kZeros) {
+          value += weight * v;
+          level += heavy;
+        }
+        product += heavy * v;
+        square += heavy * l;
+      }
+      store_floats(sums_.error + lane, error);
+      store_floats(sums_.value + lane, value);
+      store_floats(sums_.level + lane, level);
+      store_floats(sums_.product + lane, product);
+      store_floats(sums_.square + lane, square);
+    }
+  }
+
+  // The best scales for the present levels; with zeros by linear regression.
+  void next(Sixteen& scales, Sixteen& zeros, bool (&alive)[kSixteen]) const {
+    if constexpr (!kZeros) {
+      Sixteen better;
+      for (std::size_t lane = 0; lane < kSixteen; ++lane) better[lane] = sums_.product[lane] / sums_.square[lane];
+      stored(better);
+      for (std::size_t lane = 0; lane < kSixteen; ++lane) {
+        alive[lane] = alive[lane] && sums_.square[lane] > 0 && better[lane] != scales[lane];
+        scales[lane] = better[lane];
+      }
+    } else {
+      for (std::size_t lane = 0; lane < kSixteen; ++lane) {
+        const float square = sums_.square[lane], level = sums_.level[lane], value = sums_.value[lane];
+        const float spread = weight_ * square - level * level;
+        const float slope = (weight_ * sums_.product[lane] - value * level) / spread;
+        const float base = (value - slope * level) / weight_;
+        // Zero points: v = slope * (level - zero) + base, and the next zero absorbs the base.
+        const float zero = grid_.offset ? base : zeros[lane] - base / slope;
+        alive[lane] = alive[lane] && spread > 0x1p-18f * (weight_ * square) && slope > 0 &&
+                      !(slope == scales[lane] && zero == zeros[lane]);
+        scales[lane] = slope;
+        zeros[lane] = zero;
+      }
+    }
+  }
+
+  const Group& group_;
+  const Levels& levels_;
+  const Grid& grid_;
+  float weight_ = 0;
+  Sums sums_;
+};
+
+float factor_of(std::size_t lane) { return kFirstFactor + kFactorStep * static_cast<float>(lane); }
 
 // If all values are equal: an offset, or a zero point in the middle with a scale of 0.
 Best flat(const Grid& grid, float value) {
   return {0, grid.offset ? as_stored(value, grid.scale_type) : grid.levels[grid.count / 2], 0};
 }
 
-Best both(Group& group, const Levels& levels, const Grid& grid, std::size_t cols) {
+// Tries scales for values between a lowest and a highest.
+Best both(const Group& group, const Levels& levels, const Grid& grid) {
   float low = group.values[0], high = low;
-  for (std::size_t j = 1; j < cols; ++j) {
-    low = std::min(low, group.values[j]);
-    high = std::max(high, group.values[j]);
+  for (const float value : group.values) {
+    low = std::min(low, value);
+    high = std::max(high, value);
   }
   if (!grid.offset) {  // a zero point is one of the levels
     low = std::min(low, 0.0f);
@@ -119,17 +165,27 @@ Best both(Group& group, const Levels& levels, const Grid& grid, std::size_t cols
   }
   Best best = flat(grid, low);
   if (low == high) return best;
-  best.error = std::numeric_limits<float>::infinity();
-  consider_range(group, levels, grid, low, high, best);
+  best.error = kInfinite;
+  const float first = grid.levels[0], span = grid.levels[grid.count - 1] - first, reach = high - low;
+  Sixteen scales, zeros;
+  for (std::size_t lane = 0; lane < kSixteen; ++lane) {
+    scales[lane] = reach * factor_of(lane) / span;
+    const float from = low + reach * (1 - factor_of(lane)) / 2;
+    zeros[lane] = grid.offset ? from - scales[lane] * first : first - from / scales[lane];
+  }
+  Candidates<true>(group, levels, grid).consider(scales, zeros, best);
   return best;
 }
 
-Best scale_alone(Group& group, const Levels& levels, const Grid& grid, float magnitude, float amax) {
+Best scale_alone(const Group& group, const Levels& levels, const Grid& grid, float magnitude, float amax) {
   Best best;
-  for (int k = 0; k < kFactors; ++k)
-    for (const float sign : {1.0f, -1.0f})
-      consider(group, levels, grid, sign * (magnitude / amax * (kFirstFactor + kFactorStep * static_cast<float>(k))),
-               best);
+  Candidates<false> candidates(group, levels, grid);
+  for (const float sign : {1.0f, -1.0f}) {
+    if (sign < 0 && !grid.turned) continue;
+    Sixteen scales, zeros = {};
+    for (std::size_t lane = 0; lane < kSixteen; ++lane) scales[lane] = sign * (magnitude / amax * factor_of(lane));
+    candidates.consider(scales, zeros, best);
+  }
   return best;
 }
 
@@ -138,16 +194,13 @@ Best scale_alone(Group& group, const Levels& levels, const Grid& grid, float mag
 std::size_t rounding_scales(const Grid& grid, const float* values, std::size_t stride, std::size_t rows, std::size_t cols,
                             const float* weights, float* scales, float* zeros, std::size_t scale_stride) {
   const Levels levels(grid);
-  Group group;
-  group.resize(cols);
-  std::copy_n(weights, cols, group.weights.data());
+  Group group{std::vector<float>(cols), {weights, weights + cols}};
   const float amax = std::max(std::fabs(grid.levels[0]), std::fabs(grid.levels[grid.count - 1]));
   for (std::size_t row = 0; row < rows; ++row) {
     std::copy_n(values + row * stride, cols, group.values.data());
     float magnitude = 0;
-    for (std::size_t j = 0; j < cols; ++j) magnitude = std::max(magnitude, std::fabs(group.values[j]));
-    const Best best =
-        zeros == nullptr ? scale_alone(group, levels, grid, magnitude, amax) : both(group, levels, grid, cols);
+    for (const float value : group.values) magnitude = std::max(magnitude, std::fabs(value));
+    const Best best = zeros == nullptr ? scale_alone(group, levels, grid, magnitude, amax) : both(group, levels, grid);
     scales[row * scale_stride] = best.scale;
     if (zeros != nullptr) zeros[row * scale_stride] = best.zero;
     const bool none = best.scale == 0 && best.error > 0;

@@ -321,7 +321,7 @@ def rounding_nearest(
 ) -> None: ...
 def rounding_feedback(
     grid: RoundingGrid,
-    columns: tuple[int, int],
+    columns: tuple[int, int, int],
     wanted: Array,
     targets: Array,
     factor: Array,
@@ -330,13 +330,32 @@ def rounding_feedback(
     groups: Array,
     scales: Array,
     zeros: Maybe,
+    below: Maybe = ...,
+    shifts: Maybe = ...,
+    changes: Maybe = ...,
+    start: int = ...,
+) -> None: ...
+def pairs_pack(rows: Array, first: int, depth: int, unit: float, words: Array) -> None: ...
+def pairs_multiply_add(
+    a: Array,
+    columns: tuple[int, int],
+    words: Array,
+    depth: int,
+    row: int,
+    to: tuple[int, int],
+    factor: float,
+    unit: float,
+    out: Array,
 ) -> None: ...
 def rounding_descend(
     grid: RoundingGrid,
     inputs: Array,
-    outputs: Array,
+    pairs: Array,
+    outputs: Maybe,
     gradient: Array,
     product: Array,
+    change: Array,
+    unit: float,
     refit: bool,
     codes: Array,
     groups: Array,

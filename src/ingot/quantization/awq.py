@@ -16,7 +16,8 @@ import numpy as np
 from ingot.model.tensor import Array
 from ingot.quantization.factors import DAMPING, Factors
 from ingot.quantization.grid import Grid
-from ingot.quantization.rounding import IMPORTANCE, multiply, round_matrix
+from ingot.quantization.products import multiply
+from ingot.quantization.rounding import IMPORTANCE, round_matrix
 from ingot.quantization.table import learn_levels
 
 EXPONENTS = tuple(step / 20 for step in range(20))

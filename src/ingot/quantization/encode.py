@@ -22,7 +22,8 @@ from ingot.quantization.choice import QuantizerSpec, parse_quantizer
 from ingot.quantization.entries import Entries
 from ingot.quantization.factors import Factors
 from ingot.quantization.grid import OFFSETS
-from ingot.quantization.rounding import TWO_SIDED, multiply, values_of
+from ingot.quantization.products import multiply
+from ingot.quantization.rounding import TWO_SIDED, values_of
 from ingot.quantization.tensor import (
     Outcome,
     StatisticsSource,

@@ -16,7 +16,8 @@ from ingot.core.runtime import native
 from ingot.core.runtime.parallel import check_cancelled
 from ingot.model.tensor import Array
 from ingot.quantization.factors import Factors, Feedback, feedback_factor
-from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED, multiply
+from ingot.quantization.products import multiply
+from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED
 
 PASSES = 12  # rows change together, which takes more passes than one row after the other
 _TRIES = 3  # how often rows whose changes add up to a larger error are left out

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from ingot.model.tensor import Array
-from ingot.quantization.rounding import multiply
+from ingot.quantization.products import multiply
 
 _LARGEST = 1 << 20
 LARGEST_SMALL = 1 << 12

@@ -16,16 +16,16 @@ _FACTORS = np.linspace(0.6, 1.4, 17, dtype=np.float32)  # times the scale that t
 _TRIED = 1 << 17  # elements that are tried at a time
 
 
-def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last: int) -> None:
-    """Choose the scales (and zeros) of the columns ``first`` to ``last``, a span of the grid.
+def choose(rounded: Rounded, targets: Array, importance: Array, first: int) -> None:
+    """Choose the scales (and zeros) of a span of the grid's columns that begins at column ``first``.
 
     Parameters
     ----------
     rounded : Rounded
         Updated in place.
-    targets : f32 [rows, cols]
+    targets : f32 [rows, span]
         The values that the columns should have.
-    importance : f32 [cols]
+    importance : f32 [span]
         The weights of squared errors of the columns: above 0.
 
     Raises
@@ -36,17 +36,18 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int, last
     if not rounded.grid.scaled:
         return
     if rounded.grid.nested is not None:
-        _choose_nested(rounded, targets, importance, first, last)
+        _choose_nested(rounded, targets, importance, first)
         return
+    cols = targets.shape[1]
     group = first // rounded.grid.group
     if rounded.grid.small:
-        step = max(1, _TRIED // (last - first))
+        step = max(1, _TRIED // cols)
         for above in range(0, len(targets), step):
             rows = slice(above, above + step)
-            rounded.scales[rows, group] = _small(rounded, targets[rows, first:last], importance[first:last])
+            rounded.scales[rows, group] = _small(rounded, targets[rows], importance)
         return
     row = native.kernels.rounding_scales(
-        rounded.kernel_grid, targets, first, last, importance[first:last], rounded.scales, rounded.zeros, group
+        rounded.kernel_grid, targets, 0, cols, importance, rounded.scales, rounded.zeros, group
     )
     if row < len(targets):
         raise overflow_error(rounded.grid.scales, row, first, "; use scales=bf16 or scales=f32")
@@ -95,16 +96,16 @@ def _small(rounded: Rounded, targets: Array, importance: Array) -> Array:
     return chosen
 
 
-def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: int, last: int) -> None:
+def _choose_nested(rounded: Rounded, targets: Array, importance: Array, first: int) -> None:
     grid = rounded.grid
     nested = rounded.grid.nested
     assert nested is not None
-    weights = importance[first:last]
-    weights = np.ascontiguousarray(weights / weights.max(), np.float32)
-    block_numbers = numbers_of(nested.type, np.ascontiguousarray(targets[:, first:last]), weights)
+    cols = targets.shape[1]
+    weights = np.ascontiguousarray(importance / importance.max(), np.float32)
+    block_numbers = numbers_of(nested.type, targets, weights)
     if isinstance(block_numbers, int):
-        raise overflow_error("f16", block_numbers // (last - first), first, "")
-    groups = slice(first // grid.group, -(-last // grid.group))
+        raise overflow_error("f16", block_numbers // cols, first, "")
+    groups = slice(first // grid.group, -(-(first + cols) // grid.group))
     rounded.scales[:, groups] = block_numbers.scales
     assert rounded.units is not None
     rounded.units[:, groups] = block_numbers.d

@@ -43,7 +43,8 @@ def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
     for _ in range(TURNS):
         rounded = Rounded.start(grid, rows.shape, levels)
         for first in range(0, rows.shape[1], grid.span):
-            choose(rounded, rows, importance, first, min(first + grid.span, rows.shape[1]))
+            columns = slice(first, min(first + grid.span, rows.shape[1]))
+            choose(rounded, np.ascontiguousarray(rows[:, columns]), importance[columns], first)
         scales = rounded.scales[:, groups]
         nonzero = scales != 0
         values = rows[nonzero] / scales[nonzero]

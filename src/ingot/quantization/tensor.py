@@ -195,10 +195,12 @@ def rounding_memory(
     inputs = statistics is None or statistics.has_inputs or spec.quantizer != IMPORTANCE
     outputs = not vocabulary if statistics is None else statistics.rows is not None
     band = _band_rows(spec, rows, cols, outputs=outputs) if in_bands else rows
-    # A: one copy, and a permuted copy or a transposed factor; G: one copy, and its factor for a trellis.
-    sides = (1 + (spec.act_order or spec.streams)) * inputs * cols**2 + (1 + spec.streams) * outputs * rows**2
+    # In f32; A: one copy, and a permuted copy or a transposed factor; G: one copy, and its factor. Then their bf16.
+    two_sided = spec.quantizer == TWO_SIDED
+    sides = (1 + (spec.act_order or spec.streams)) * inputs * cols**2 + (1 + two_sided) * outputs * rows**2
+    pairs = two_sided * (inputs * cols**2 + outputs * rows**2)
     table = _LEARNT * min(rows * cols, 2 * SAMPLE) * (spec.grid.learnt if not spec.streams else 0)
-    return (_ELEMENT * band + _STORED * (rows - band)) * cols + 4 * sides + table
+    return (_ELEMENT * band + _STORED * (rows - band)) * cols + 4 * sides + 2 * pairs + table
 
 
 def _band_rows(spec: QuantizerSpec, rows: int, cols: int, *, outputs: bool) -> int:

@@ -23,7 +23,8 @@ from ingot.model.tensor import Array
 from ingot.quantization.entries import Entries
 from ingot.quantization.factors import Factors, Feedback, Links, feedback_factor, links_of
 from ingot.quantization.grid import Rounded, TrellisGrid
-from ingot.quantization.rounding import GPTQ, TWO_SIDED, multiply
+from ingot.quantization.products import multiply
+from ingot.quantization.rounding import GPTQ, TWO_SIDED
 
 PASSES = 6
 _STEP = 128  # columns after which errors are added to the targets of all following columns

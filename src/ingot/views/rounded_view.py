@@ -25,7 +25,7 @@ from ingot.model.tensor import Array, Tensor
 from ingot.naming.names import role_of
 from ingot.quantization.choice import QuantizerSpec
 from ingot.quantization.grid import Grid
-from ingot.quantization.rounding import multiply
+from ingot.quantization.products import multiply
 from ingot.quantization.scales import second_of
 from ingot.quantization.tensor import Outcome, StatisticsSource, matrices, require_finite, round_tensor, rounding_memory
 from ingot.views.common import BuildTensor, lazy_tensors, require_names

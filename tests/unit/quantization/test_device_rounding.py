@@ -74,7 +74,7 @@ def assert_agree(weights: Any, grid: Grid, known: Factors, how: How, codes: floa
     result = round_on_device(weights, grid, known, how, CPU)
     assert (result.codes == native.codes).mean() >= codes
     errors = [error_under(weights, rounded.values(), known) for rounded in (native, result)]
-    assert errors[1] == pytest.approx(errors[0], rel=1e-3, abs=1e-12)
+    assert errors[1] == pytest.approx(errors[0], rel=2e-3, abs=1e-12)
     assert result.error_sums is not None
     assert result.error_sums[0] / max(result.error_sums[1], 1e-30) == pytest.approx(errors[1], rel=1e-3, abs=1e-9)
     np.testing.assert_array_equal(result.levels, native.levels)
@@ -123,7 +123,7 @@ def test_descent_leaves_no_larger_error_than_the_kernel(name: str) -> None:
             round_on_device(weights, grid, known, How("two-sided"), CPU),
         )
     ]
-    assert errors[2] < errors[1] * 1.05  # the order of moves decides which local minimum is reached
+    assert errors[2] < errors[1] * 1.2  # the kernel feeds errors back along rows, too
     assert errors[2] < errors[0] * 0.8
 
 

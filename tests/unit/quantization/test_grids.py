@@ -18,9 +18,10 @@ from ingot.model.layouts.ggml import TYPES
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor
 from ingot.quantization.choice import parse_quantizer, round_with
+from ingot.quantization.descent import Descent
 from ingot.quantization.factors import feedback_factor, no_factors
 from ingot.quantization.grid import GRIDS, OFFSETS, POINTS, Grid, Rounded
-from ingot.quantization.rounding import QUANTIZERS, descend, error_under, round_matrix, values_of
+from ingot.quantization.rounding import QUANTIZERS, error_under, round_matrix, values_of
 from ingot.quantization.tensor import parts_of
 from tests.unit.quantization.test_rounding import factors, matrix
 
@@ -97,8 +98,9 @@ def test_zeros_descend_and_can_be_stored(
     grid = Grid(bits, group, zeros=zeros)
     found = round_matrix(weights, grid, known, "gptq")
     errors = [error_under(weights, found.values(), known)]
+    descent = Descent([found], weights, known)
     for number in range(3):
-        descend([found], weights, known, refit=number > 0)
+        descent.run(refit=number > 0)
         errors.append(error_under(weights, found.values(), known))
     assert all(after <= before * 1.0001 + 1e-9 for before, after in pairwise(errors))
     assert found.zeros is not None
@@ -117,8 +119,9 @@ def test_nested_scales_descend_in_steps_that_there_are(rows: int, blocks: int, k
     weights, known = matrix(rows, 256 * blocks, seed), factors(rows, 256 * blocks, seed + 1)
     found = round_matrix(weights, GRIDS[kind], known, "gptq")
     begun, errors = found.scales.copy(), [error_under(weights, found.values(), known)]
+    descent = Descent([found], weights, known)
     for number in range(3):
-        descend([found], weights, known, refit=number > 0)
+        descent.run(refit=number > 0)
         errors.append(error_under(weights, found.values(), known))
     assert all(after <= before * 1.0001 for before, after in pairwise(errors))
     assert np.array_equal(decoded(found, "gptq", "ggml_blocks", {"type": kind}), found.values())
@@ -201,8 +204,9 @@ def test_palettes_descend_over_all_their_tables(tables: int, channels: int, cols
     assert len(found) == tables
     assert all((band.levels == band.levels.astype(np.float16)).all() for band in found)
     errors = [error_under(weights, values_of(found), known)]
+    descent = Descent(found, weights, known)
     for _ in range(3):
-        descend(found, weights, known, refit=True)
+        descent.run()
         errors.append(error_under(weights, values_of(found), known))
     assert all(after <= before * 1.0001 + 1e-9 for before, after in pairwise(errors))
     layout, parts = wanted.layout((rows, cols), "f32"), parts_of(found, wanted)

@@ -34,7 +34,8 @@ from ingot.model.tensor import Array, Tensor
 from ingot.naming.names import role_of
 from ingot.quantization.choice import parse_quantizer, round_with
 from ingot.quantization.factors import Factors, factors_of, no_factors
-from ingot.quantization.rounding import multiply, values_of
+from ingot.quantization.products import multiply
+from ingot.quantization.rounding import values_of
 from ingot.recipes.choice import Choice
 
 # The number of experts of a stack that are measured.

@@ -108,3 +108,11 @@ def lane_sums(values: Any) -> Any:
     for index in range(1, LANES):
         total = total + sums[..., index]
     return total
+
+
+def ordered_sums(values: Any) -> Any:
+    """Return sums over the last axis, one value after the other, as the kernels' search for scales adds."""
+    total = values[..., 0].clone()
+    for index in range(1, values.shape[-1]):
+        total += values[..., index]
+    return total

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.quantization.device.levels import LANES, DeviceLevels, lane_sums
+from ingot.quantization.device.levels import DeviceLevels, ordered_sums
 
 _FACTORS = np.float32(0.40) + np.float32(0.052) * np.arange(16, dtype=np.float32)
 _TURNS = 3
@@ -45,12 +45,10 @@ def search_scales(levels: DeviceLevels, values: Any, weights: Any, elements: int
     """
     torch = levels.torch
     cols = values.shape[1]
-    width = -(-cols // LANES) * LANES
-    padded_weights = torch.nn.functional.pad(weights, (0, width - cols))
-    step = max(1, elements // (width * 2 * len(_FACTORS)))
+    step = max(1, elements // (cols * 2 * len(_FACTORS)))
     batches = []
     for rows in values.split(step):
-        group = _Group(levels, torch.nn.functional.pad(rows, (0, width - cols)), padded_weights)
+        group = _Group(levels, rows, weights)
         batches.append(_with_zeros(group, rows) if levels.with_zeros else _without_zeros(group, rows))
     if len(batches) == 1:
         return batches[0]
@@ -60,29 +58,31 @@ def search_scales(levels: DeviceLevels, values: Any, weights: Any, elements: int
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Rows of a group, f32 [rows, width], padded to full lanes, and the weights of their columns: f32 [width]."""
+    """Rows of a group, f32 [rows, cols], and the weights of their columns: f32 [cols]."""
 
     levels: DeviceLevels
     values: Any
     weights: Any
 
     def measure(self, scales: Any, zeros: Any) -> tuple[Any, Any, Any]:
-        """Return levels minus zero points, the errors, and the products of weights and values, for candidates.
+        """Return levels minus zero points, the errors, and the products of weights and these levels, for candidates.
 
         ``scales`` and ``zeros`` are f32 [rows, candidates].
         """
         values = self.values[:, None]
         wide = None if zeros is None else zeros[..., None]
         scale = scales[..., None]
-        nearest = self.levels.nearest(self.levels.among(values, scale, wide))
+        inverse = 1.0 / scale
         if wide is None:
+            nearest = self.levels.nearest(values * inverse)
             away = values - scale * nearest
         elif self.levels.offsets:
+            nearest = self.levels.nearest((values - wide) * inverse)
             away = (values - wide) - scale * nearest
         else:
-            nearest = nearest - wide
+            nearest = self.levels.nearest(values * inverse + wide) - wide
             away = values - scale * nearest
-        return nearest, lane_sums(self.weights * away * away), self.weights * values
+        return nearest, ordered_sums(self.weights * away * away), self.weights * nearest
 
 
 class _Best:
@@ -121,7 +121,7 @@ def _without_zeros(group: _Group, rows: Any) -> GroupScales:
     amax = max(abs(levels.first), abs(levels.last))
     magnitude = rows.abs().amax(1)
     sizes = (magnitude / amax)[:, None] * _factors(levels)
-    scales = torch.stack([sizes, -sizes], 2).flatten(1)
+    scales = torch.cat([sizes, -sizes], 1)
     best = _Best(torch, scales, None)
     alive = torch.ones_like(scales, dtype=torch.bool)
     for _ in range(_TURNS):
@@ -129,9 +129,10 @@ def _without_zeros(group: _Group, rows: Any) -> GroupScales:
         alive = alive & (scales != 0) & scales.isfinite()
         nearest, errors, weighted = group.measure(torch.where(alive, scales, 1.0), None)
         best.update(alive, errors, scales, None)
-        squares = lane_sums(group.weights * nearest * nearest)
+        squares = ordered_sums(weighted * nearest)
         alive = alive & (squares > 0)
-        better = levels.stored(lane_sums(weighted * nearest) / torch.where(squares > 0, squares, 1.0))
+        products = ordered_sums(weighted * group.values[:, None])
+        better = levels.stored(products / torch.where(squares > 0, squares, 1.0))
         alive = alive & (better != scales)
         scales = better
     best_scales, _, smallest = best.select()
@@ -168,7 +169,7 @@ def _regress(group: _Group, scales: Any, zeros: Any) -> tuple[Any, Any, Any]:
     """Return scales, zeros and errors by linear regression from candidates, f32 [rows, candidates]."""
     levels = group.levels
     torch = group.levels.torch
-    weight = lane_sums(group.weights)
+    weight = ordered_sums(group.weights)
     best = _Best(torch, scales, zeros)
     alive = torch.ones_like(scales, dtype=torch.bool)
     for _ in range(_TURNS):
@@ -177,12 +178,13 @@ def _regress(group: _Group, scales: Any, zeros: Any) -> tuple[Any, Any, Any]:
         alive = alive & (scales > 0) & scales.isfinite() & zeros.isfinite()
         nearest, errors, weighted = group.measure(torch.where(alive, scales, 1.0), torch.where(alive, zeros, 0.0))
         best.update(alive, errors, scales, zeros)
-        level = lane_sums(group.weights * nearest)
-        value = lane_sums(weighted)
-        square = lane_sums(group.weights * nearest * nearest)
+        level = ordered_sums(weighted)
+        value = ordered_sums(group.weights * group.values)[:, None]
+        square = ordered_sums(weighted * nearest)
+        product = ordered_sums(weighted * group.values[:, None])
         spread = weight * square - level * level
         alive = alive & (spread > _LEAST_SPREAD * (weight * square))
-        slope = (weight * lane_sums(weighted * nearest) - value * level) / torch.where(alive, spread, 1.0)
+        slope = (weight * product - value * level) / torch.where(alive, spread, 1.0)
         remainder = (value - slope * level) / weight
         alive = alive & (slope > 0)
         next_zeros = remainder if levels.offsets else zeros - remainder / slope

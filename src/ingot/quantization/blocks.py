@@ -1,0 +1,51 @@
+"""Blocks of the rows of a matrix that is rounded in bands, and spans of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ingot.model.tensor import Array
+from ingot.quantization.grid import Rounded
+
+BLOCK = 128
+"""The number of rows that are rounded, and descend, together: even, as products in bf16 need."""
+
+
+def rows_of(bands: Sequence[Rounded]) -> Iterator[slice]:
+    """Yield the rows of each band in the matrix."""
+    first = 0
+    for band in bands:
+        yield slice(first, first + len(band.codes))
+        first += len(band.codes)
+
+
+def blocks_of(bands: Sequence[Rounded], rows: int = BLOCK) -> list[tuple[Rounded, slice]]:
+    """Return parts of at most ``rows`` rows, which share the arrays of their band, and the rows of each in the
+    matrix.
+    """
+    blocks = []
+    for band, span in zip(bands, rows_of(bands), strict=True):
+        for first in range(span.start, span.stop, rows):
+            block = slice(first, min(first + rows, span.stop))
+            inner = slice(block.start - span.start, block.stop - span.start)
+            cut = replace(
+                band,
+                codes=band.codes[inner],
+                scales=band.scales[inner],
+                zeros=_cut(band.zeros, inner),
+                units=_cut(band.units, inner),
+                zero_units=_cut(band.zero_units, inner),
+            )
+            blocks.append((cut, block))
+    return blocks
+
+
+def _cut(numbers: Array | None, rows: slice) -> Array | None:
+    return None if numbers is None else numbers[rows]
+
+
+def spans_between(span: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the first column of each span and the column after its last one."""
+    for start in range(first, last, span):
+        yield start, min(start + span, last)
