@@ -26,7 +26,7 @@ from ingot.quantization.grid import Rounded, TrellisGrid
 from ingot.quantization.products import multiply
 from ingot.quantization.rounding import GPTQ, TWO_SIDED
 
-PASSES = 6
+PASSES = 3  # the next three lower the error by 1 % together
 _STEP = 128  # columns after which errors are added to the targets of all following columns
 _FACTORS = (0.8, 0.9, 1.0, 1.12, 1.26, 1.42)  # times the root of a group's mean square: candidate scales
 _SAMPLE = 24  # columns of a group on which the factors are tried, at least
