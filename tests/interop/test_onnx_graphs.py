@@ -303,7 +303,7 @@ def test_a_recipe_changes_what_operators_can_say(tmp_path: Path, case: Callable[
     if case in (branches, loop, scan):
         assert report.actions["encoded"] >= 1
     if case is functions:
-        assert "it is in a function of the model" in str(report)
+        assert "it is in a function of the model" in str(report.report())
 
 
 @pytest.mark.parametrize("case", RUN, ids=lambda case: case.__name__)

@@ -75,6 +75,14 @@ def append(path: AnyPath, tensors: Mapping[str, Any], *, digest: str | None = "c
         ``append.busy``: another process appends to the file; disk full.
     FormatError, IntegrityError
         The file is damaged, or a tensor to add is.
+
+    Examples
+    --------
+    >>> ingot.save("model.zt", {"first": np.ones(4, np.float32)}, format="zt2")
+    >>> ingot.append("model.zt", {"second": np.zeros(4, np.float32)}).tensors
+    1
+    >>> sorted(ingot.open("model.zt"))
+    ['first', 'second']
     """
     store, name = Location.parse(path).find_file()
     location = store.location_of(name)

@@ -64,6 +64,12 @@ def pull(options: PullOptions) -> Pulled:
         ``registry.digest``, ``registry.size``: the registry sends other bytes than its manifest states.
     ResourceError
         ``store.denied``, ``remote.*``; disk full.
+
+    Examples
+    --------
+    >>> pushed = ingot.push("model", "oci://localhost:5000/team/llama:1")
+    >>> ingot.pull("oci://localhost:5000/team/llama:1", "copy").files == pushed.files
+    True
     """
     location = Location.parse(options.src)
     if location.scheme != "oci":

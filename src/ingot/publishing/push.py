@@ -63,6 +63,12 @@ def push(options: PushOptions) -> Pushed:
         The model is damaged, or changed meanwhile; ``registry.*``.
     ResourceError
         ``store.denied``, ``registry.*``, ``hub.*``, ``remote.*``.
+
+    Examples
+    --------
+    >>> planned = ingot.push("int4.zt", "hf://me/llama", dry_run=True)
+    >>> planned.files, planned.card.splitlines()[4]
+    (1, '# int4.zt')
     """
     target = Location.parse(options.dst)
     if target.scheme not in ("oci", "hf"):

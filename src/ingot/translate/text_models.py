@@ -39,6 +39,8 @@ _WRAPPERS = (
     *_OUTER, "model.language_model.", "language_model.", "model.text_model.", "text_model.", "model.", ""
 )  # fmt: skip
 """Prefixes of the names of the text model in models of several parts, and of a model in a trainer's class."""
+_CLASS = "model."
+"""The prefix of a class that a trainer wraps around a model. MLX has it instead of the prefixes of some families."""
 _TIED = "tie_word_embeddings"
 _SHARED = (_TIED, "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
 """Keys of ``config.json`` that stand outside of ``text_config`` and describe the text model too."""
@@ -215,7 +217,7 @@ def new_names(names: Collection[str], family: Family) -> dict[str, str]:
     for wrapper in _WRAPPERS:
         if any(name.startswith(wrapper + block) for name in names):
             return {name: name.removeprefix(wrapper) for name in names if wrapper and name.startswith(wrapper)}
-        if root and any(name.startswith(f"{wrapper}{stem}.") for name in names):
+        if root and wrapper != _CLASS and any(name.startswith(f"{wrapper}{stem}.") for name in names):
             return _with_root(names, family, wrapper, root)
     return {}
 

@@ -18,7 +18,7 @@ from tests.support.paths import DEMO_DATA
 Run = Callable[..., CompletedProcess[str]]
 
 COMMANDS = {
-    "convert": ("convert", "model", "out", "--recipe", "int8", "--max-ram", "1GiB"),
+    "convert": ("convert", "model", "out", "--recipe", "int8", "--max-ram", "16GiB"),
     "quantize": ("quantize", "model", "-o", "out", "--for", "vllm", "--calibration", "none"),
     "merge": ("merge", "model", "model:0.5", "-o", "out", "--method", "linear"),
     "archive": ("archive", "model", "-o", "out.zt"),

@@ -17,6 +17,7 @@ import pytest
 import ingot
 from tests.support.drafts import draft_head
 from tests.support.paths import DEMO_DATA
+from tests.support.registry import FakeRegistry
 
 API = Path(__file__).resolve().parents[3] / "docs" / "site" / "api.rst"
 NEEDS = {
@@ -74,6 +75,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_examples(name: str) -> None:
+    """Run the examples of a public name; a registry of the tests stands for that at localhost:5000."""
     module, _, attribute = name.rpartition(".")
     item = inspect.unwrap(getattr(import_module(module), attribute))
     finder = doctest.DocTestFinder(recurse=False)
@@ -82,8 +84,11 @@ def run_examples(name: str) -> None:
     assert examples, f"{name} has no example"
     runner = doctest.DocTestRunner(verbose=False)
     lines: list[str] = []
-    for test in tests:
-        runner.run(test, out=lines.append)
+    with FakeRegistry() as registry:
+        for example in examples:
+            example.source = example.source.replace("localhost:5000", registry.host)
+        for test in tests:
+            runner.run(test, out=lines.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(lines)
 
 

@@ -280,7 +280,7 @@ def test_small_arrays_in_the_program_are_tensors_and_settings_are_not(tmp_path: 
     half = Recipe("half", (Rule(Choice("dense", {"dtype": "f32"}), match=("bias",)),))
     report = ingot.convert(source, tmp_path / "d.mlpackage", half)
     assert report.actions == {"moved": 2}
-    assert "(kept: coreml has it in f16)" in str(report)
+    assert "(kept: coreml has it in f16)" in str(report.report())
     assert not report.warnings
 
 

@@ -179,7 +179,7 @@ def test_codes_of_dynamic_quantization_have_the_scale_after_their_product(tmp_pa
     (tmp_path / "m.onnx").write_bytes(graph.model())
     report = ingot.convert(tmp_path / "m.onnx", tmp_path / "o.onnx", "decompress")
     assert report.actions == {"moved": 1}
-    assert "MatMulInteger computes with its integers" in str(report)
+    assert "MatMulInteger computes with its integers" in str(report.report())
     assert (tmp_path / "o.onnx").read_bytes() == graph.model()
 
 
@@ -224,7 +224,7 @@ def test_what_is_not_read_is_listed_and_stays(tmp_path: Path, build: Callable[[]
     found = catalog(model)
     assert list(found.unread) == names
     (tmp_path / "m.onnx").write_bytes(model)
-    assert "could not be read" not in str(ingot.convert(tmp_path / "m.onnx", tmp_path / "o.onnx"))
+    assert "could not be read" not in str(ingot.convert(tmp_path / "m.onnx", tmp_path / "o.onnx").report())
     assert (tmp_path / "o.onnx").read_bytes() == model
     with pytest.raises(IngotError) as caught:
         ingot.convert(tmp_path / "m.onnx", tmp_path / "o.zt")
@@ -283,7 +283,7 @@ def test_what_has_to_stay_is_named_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(main.model())
     report = ingot.convert(tmp_path / "m.onnx", tmp_path / "o.onnx", INT8)
     assert report.actions == {"moved": 1}
-    assert "it is in an attribute of an operator" in str(report)
+    assert "it is in an attribute of an operator" in str(report.report())
     (warning,) = report.warnings
     assert warning.startswith("1 tensor stays unchanged")
     assert warning.endswith(": w")
@@ -364,7 +364,7 @@ def test_verify_tells_of_names_once(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(within().model())
     found = [item.rule for item in ingot.verify(tmp_path / "m.onnx")]
     assert found.count("onnx.inner-graphs") == 1
-    assert "inner graphs" in str(ingot.convert(tmp_path / "m.onnx", tmp_path / "m.zt"))
+    assert "inner graphs" in str(ingot.convert(tmp_path / "m.onnx", tmp_path / "m.zt").report())
 
 
 def test_a_training_graph_binds_constants() -> None:
