@@ -17,7 +17,7 @@ WIDE ?= wide
 CORE := tests/unit/core tests/unit/artifacts tests/unit/recipes
 OPTIONAL := tests/unit/runtime tests/unit/ext/serving tests/unit/ext/squish/test_mlx_tiers.py \
 	tests/unit/codecs/texture/test_astc.py tests/unit/cli/test_installation.py tests/interop/test_lm_eval_package.py \
-	tests/interop/test_mlx_lm.py tests/interop/test_transformers_package.py
+	tests/interop/test_mlx_lm.py tests/interop/test_transformers_package.py tests/unit/inspect/test_signatures.py
 
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native -type f)
 
@@ -317,7 +317,7 @@ $(VENV).minimum/.installed: $(VENV).core/.installed $(VENV)/.test
 	rm -rf $(VENV).minimum
 	$(PYTHON) -m venv --without-pip $(VENV).minimum
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(VENV).minimum/lib/python*/site-packages)/behind.pth
-	$(REQUIRE) --minimum core torch transformers mlx eval jax scipy astc gguf remote ray hub demo --but torch==2.13.0 \
+	$(REQUIRE) --minimum core torch transformers mlx eval jax scipy astc gguf remote ray hub sign demo --but torch==2.13.0 \
 		| sed -e 's/^mlx==/mlx[cpu]==/' -e 's|^ingot-demo==.*|./demo|' > $(VENV).minimum/minimum.txt
 	$(REQUIRE) runner >> $(VENV).minimum/minimum.txt
 	$(VENV).minimum/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $(VENV).minimum/minimum.txt
