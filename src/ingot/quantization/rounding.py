@@ -27,6 +27,8 @@ from ingot.quantization.table import learn_levels
 
 IMPORTANCE, GPTQ, TWO_SIDED = QUANTIZERS = ("importance", "gptq", "two-sided")
 PASSES = 2
+PASSES_LEARNT = 6
+"""The passes for learnt tables: four more take 4 % off the divergence of tables of 2 bits, 2 % of 3 bits."""
 PASSES_ALONE = 6
 """The passes if there is no G: then feedback has not moved the targets of other rows before."""
 _LARGE = 1 << 20  # weights of a matrix whose error is computed with products in bf16
@@ -61,7 +63,7 @@ def round_matrix(
     quantizer : str
         ``importance``: scales (and a table) of least error weighted by A's diagonal, then the nearest levels.
         ``gptq``: scales and codes column by column, with error feedback (``feedback_factor``). ``two-sided``: the same,
-        then ``PASSES`` passes of coordinate descent on codes and scales under A and G.
+        then passes of coordinate descent on codes and scales under A and G.
     levels : f32 [2 ** bits], optional
         The table, if it was learnt before.
     act_order : bool
@@ -118,7 +120,7 @@ class _Work:
         if self._how.quantizer == TWO_SIDED:
             descent = Descent(bands, weights, self._factors)
             alone = self._factors.outputs is None
-            for turn in range(PASSES_ALONE if alone else PASSES):
+            for turn in range(PASSES_ALONE if alone else PASSES_LEARNT if bands[0].grid.learnt else PASSES):
                 descent.run(refit=not alone or turn > 0)
 
     def _choose_all(self, bands: Sequence[Rounded], weights: Array) -> None:

@@ -125,7 +125,7 @@ def test_nested_scales_descend_in_steps_that_there_are(rows: int, blocks: int, k
         errors.append(error_under(weights, found.values(), known))
     assert all(after <= before * 1.0001 for before, after in pairwise(errors))
     assert np.array_equal(decoded(found, "gptq", "ggml_blocks", {"type": kind}), found.values())
-    if rows * blocks > 4:
+    if rows * blocks > 20:  # few rows may have the best steps from the beginning
         assert (begun != found.scales).any()  # a step was taken
 
 
