@@ -88,7 +88,7 @@ def sizes(presets: tuple[str, ...]) -> dict[str, int]:
             if name in _MEASURED and name in presets:
                 found[name] = round(weights / 16 * _MEASURED[name])
             elif name in presets:
-                with prepare(str(source), str(Path(folder, f"x.{suffix}")), name, None) as prepared:
+                with prepare(str(source), str(Path(folder, f"x.{suffix}")), name, keep_names=True) as prepared:
                     found[name] = prepared.plan.size
     return found
 
