@@ -128,7 +128,7 @@ def _program(profile: RuntimeProfile) -> tuple[Check, Check]:
     here = [*paths, *(f"{package} {version}" for package, version in versions.items())]
     tried = f"the profile was {'run' if profile.machine else 'written'} {_with(profile)} ({profile.date})"
     if not here:
-        result = f"neither of {', '.join([*needs.programs, *needs.packages])}"
+        result = f"not installed: {', '.join([*needs.programs, *needs.packages])}"
         return Check(profile.title, "missing", result, needs.hint), Check("version", "absent", tried)
     requested = profile.package.partition("==")[2]
     same = [version for version in versions.values() if requested and f"{version}.".startswith(f"{requested}.")]
