@@ -23,8 +23,9 @@ from torch.nn import functional
 import ingot
 from ingot.errors import IngotError
 from ingot.ext.serving.speculate import speculate
+from ingot.runtime.evaluation.beginnings import Beginnings, beginnings_of
 from ingot.runtime.evaluation.generate import draft_head, greedy
-from ingot.runtime.evaluation.windows import read_windows, sample_prefix
+from ingot.runtime.evaluation.windows import read_windows
 from ingot.runtime.loading.options import Draft, Protocol
 from ingot.runtime.loading.transformers import load_model
 from ingot.runtime.loading.transformers_tokenizer import load_tokenizer
@@ -215,7 +216,8 @@ def main() -> None:
     model = load_model(given.model, dtype="f32")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    prefix = [token.id for token in sample_prefix(given.model) or ()] or [model.config.bos_token_id or 0]
+    beginnings = beginnings_of(given.model) or Beginnings()
+    prefix = [token.id for token in beginnings.text] or [model.config.bos_token_id or 0]
     if given.text is None:
         texts = written(model, prefix, given.texts, LENGTH)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -15,6 +17,31 @@ ROOT = Path(__file__).resolve().parents[3]
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def scripts() -> list[Path]:
+    """Return the Python files that no package imports and no type checker reads."""
+    folders = (ROOT / name for name in ("tools", "bench", "tests/fuzz", "tests/damage", "tests/mutants"))
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def is_in(module: str, name: str) -> bool:
+    if hasattr(importlib.import_module(module), name):
+        return True
+    try:
+        importlib.import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("script", scripts(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_scripts_import_names_that_ingot_has(script: Path) -> None:
+    imports = [node for node in ast.walk(ast.parse(script.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+    named = [(node.module, alias.name) for node in imports if node.module for alias in node.names]
+    assert [
+        f"{module}.{name}" for module, name in named if module.split(".")[0] == "ingot" and not is_in(module, name)
+    ] == []
 
 
 def load(path: Path) -> Any:
