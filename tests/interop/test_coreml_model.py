@@ -1,10 +1,7 @@
-"""Whole models as ML programs: coremltools loads them, and what its program says gives the model's own scores."""
+"""Full models as ML programs: coremltools loads them, and what they compute is what transformers computes."""
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,158 +10,180 @@ import pytest
 
 import ingot
 from ingot.conversion.coreml.model import extract_model
-from ingot.demo.llama import Llama
-from ingot.naming.config import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
+from tests.support.mil import Array, Program
+
+pytest.importorskip("coremltools")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 BASE = Path(__file__).parents[3] / "shared" / "models" / "base"
-CONTEXT = 24
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def softmax(x: Array, axis: Any) -> Array:
-    shifted = np.exp(x - x.max(axis=int(axis), keepdims=True))
-    return shifted / shifted.sum(axis=int(axis), keepdims=True)
-
-
-def layer_norm(x: Array, axes: Array, epsilon: Any) -> Array:
-    along = tuple(int(axis) for axis in axes)
-    mean, spread = x.mean(axis=along, keepdims=True), x.var(axis=along, keepdims=True)
-    return (x - mean) / np.sqrt(spread + np.float32(epsilon))
-
-
-def matmul(x: Array, y: Array, transpose_x: Any, transpose_y: Any) -> Array:
-    return (x.swapaxes(-1, -2) if transpose_x else x) @ (y.swapaxes(-1, -2) if transpose_y else y)
-
-
-# What each operation of MIL says, in float32; every result is then rounded to the type that the program states.
-MEANING: dict[str, Callable[..., Any]] = {
-    "gather": lambda x, indices, axis, **_: np.take(x, indices, axis=int(axis)),
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
-    "greater_equal": lambda x, y: x >= y,
-    "select": lambda cond, a, b: np.where(cond, a, b),  # noqa: PLW0108 - called with names
-    "cast": lambda x, dtype: x.astype({"fp16": np.float16}[str(dtype)]),
-    "linear": lambda x, weight, **_: x @ weight.T,
-    "silu": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),
-    "softmax": softmax,
-    "layer_norm": layer_norm,
-    "matmul": matmul,
-    "concat": lambda values, axis, interleave: np.concatenate(values, axis=int(axis)),
-    "split": lambda x, num_splits, axis, **_: np.split(x, int(num_splits), axis=int(axis)),
-    "reshape": lambda x, shape: x.reshape(shape),
-    "transpose": lambda x, perm: x.transpose(perm),
+CONTEXT = 32
+TOKENS = 20
+HIDDEN = -60000.0  # what a caller adds to scores that are not visible
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "head_dim": 12,
+    "pad_token_id": 0,
 }
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+LINEAR = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+BOTH = {"fullAttentionMask", "slidingAttentionMask"}
+FULL = {"fullAttentionMask"}
+# By test: the family, settings that differ, and the masks of the program.
+MODELS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
+    "llama": ("Llama", {}, FULL),
+    "llama-3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}, FULL),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}, FULL),
+    "mistral": ("Mistral", {"sliding_window": 5}, {"slidingAttentionMask"}),
+    "mistral-wide": ("Mistral", {"sliding_window": CONTEXT}, FULL),
+    "qwen2": ("Qwen2", {"hidden_size": 48}, FULL),
+    "qwen2-sliding": (
+        "Qwen2", {"hidden_size": 48, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}, BOTH,
+    ),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}, FULL),
+    "gemma": ("Gemma", {}, FULL),
+    "gemma2": ("Gemma2", {"sliding_window": 6, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0}, BOTH),
+    "gemma3": (
+        "Gemma3Text",
+        {"sliding_window": 6, "query_pre_attn_scalar": 24, "rope_parameters": LINEAR, "layer_types": TYPES}, BOTH,
+    ),
+}  # fmt: skip
 
 
-def program_of(path: Path) -> Any:
-    """Load a package with coremltools, which infers all shapes and types anew, and decompress its constants."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import coremltools
-        from coremltools.converters.mil.frontend.milproto import load
-
-        model = coremltools.models.MLModel(str(path), skip_model_load=True)
-        dense = coremltools.optimize.coreml.decompress_weights(model)
-        version = dense._spec.specificationVersion
-        return load.load(dense._spec, specification_version=version, file_weights_dir=dense.weights_dir)
-
-
-def scores(program: Any, tokens: Array) -> Array:
-    """Run a program in NumPy, operation by operation."""
-    function = program.functions["main"]
-    known: dict[str, Any] = {"input_ids": tokens}
-
-    def value(item: Any) -> Any:
-        if isinstance(item, (list, tuple)):
-            return [value(inner) for inner in item]
-        if item.name in known:
-            return known[item.name]
-        return item.val
-
-    for op in function.operations:
-        if op.op_type == "const":
-            continue
-        inputs = {key: value(item) for key, item in op.inputs.items() if item is not None}
-        wide = {key: _wide(item) for key, item in inputs.items()}
-        given = MEANING[op.op_type](**wide)
-        for output, array in zip(op.outputs, given if isinstance(given, list) else [given], strict=True):
-            assert tuple(output.shape) == array.shape, (op.name, output.shape, array.shape)
-            known[output.name] = array.astype(np.float16) if array.dtype.kind == "f" else array
-    return np.asarray(known["logits"])
+def network(family: str, settings: dict[str, Any]) -> Any:
+    """Return a model of transformers with random weights, biases and norms included."""
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
+    config._attn_implementation = "eager"  # the one with soft-capping
+    torch.manual_seed(11)
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            spread = value.shape[-1] ** -0.5 if value.ndim > 1 else 0.3
+            value.copy_(torch.randn_like(value) * spread + ("norm" in name and "emma" not in family))
+    return model
 
 
-def _wide(item: Any) -> Any:
-    if isinstance(item, list):
-        return [_wide(inner) for inner in item]
-    is_half = isinstance(item, (np.ndarray, np.generic)) and item.dtype == np.float16
-    return item.astype(np.float32) if is_half else item
+def masks(program: Program, past: int, new: int, sliding: int | None) -> dict[str, Array]:
+    """Return the masks as swift-transformers makes them."""
+    queries, keys = np.arange(past, past + new)[:, None], np.arange(past + new)[None, :]
+    full = keys <= queries
+    visible = {"fullAttentionMask": full}
+    visible["slidingAttentionMask"] = full & (keys > queries - (sliding or 1 << 30))
+    names = {item.name for item in program.description.input} - {"inputIds"}
+    return {name: np.where(visible[name], 0, HIDDEN).astype(np.float16)[None, None] for name in names}
 
 
-def reference(path: Path, config: Path, tokens: Array) -> Array:
-    with ingot.open(path) as checkpoint:
-        weights = {name: checkpoint[name].numpy() for name in checkpoint}
-    return Llama(json.loads(config.read_text()), weights).logits(tokens)
+def logits(program: Program, tokens: Array, steps: list[int], sliding: int | None = None) -> Array:
+    """Continue from an empty cache by so many tokens at a time; return the logits of all."""
+    program.reset()
+    past, results = 0, []
+    for new in steps:
+        ids = tokens[:, past : past + new].astype(np.int32)
+        results.append(program(inputIds=ids, **masks(program, past, new, sliding))["logits"])
+        past += new
+    return np.concatenate(results, axis=1)
 
 
-def close(found: Array, expected: Array) -> None:
-    """Scores in fp16 against float32: noise of a hundredth of their spread, and nearly always the same best token."""
-    error = np.sqrt(np.mean((found.astype(np.float64) - expected) ** 2) / np.var(expected))
+def expected(model: Any, tokens: Array) -> Array:
+    with torch.no_grad():
+        return np.asarray(model(torch.from_numpy(tokens)).logits)
+
+
+def close(result: Array, reference: Array) -> None:
+    """Logits in f16 against f32: noise of a hundredth of their spread, and nearly always the same best token."""
+    error = np.sqrt(np.mean((result.astype(np.float64) - reference) ** 2) / np.var(reference))
     assert error < 0.01, error
-    assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.9
+    assert (result.argmax(-1) == reference.argmax(-1)).mean() > 0.9
 
 
 @pytest.fixture(scope="module")
 def tokens() -> Array:
-    pytest.importorskip("coremltools")
-    return np.random.default_rng(3).integers(0, 4096, (1, CONTEXT)).astype(np.int32)
+    return np.random.default_rng(3).integers(0, SIZES["vocab_size"], (1, TOKENS))
 
 
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "vocab_size": 64,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
-}
+@pytest.mark.parametrize("name", MODELS)
+def test_a_program_computes_what_transformers_computes(tokens: Array, tmp_path: Path, name: str) -> None:
+    """A prompt at once, then token by token; in parts; and all at once: the cache must not change the logits."""
+    family, settings, mask_names = MODELS[name]
+    model = network(family, settings)
+    model.save_pretrained(tmp_path / "model")
+    extract_model(tmp_path / "model", tmp_path / "m.mlpackage", context=CONTEXT)
+    program = Program(tmp_path / "m.mlpackage")
+    assert {item.name for item in program.description.input} == {"inputIds", *mask_names}
+    assert [item.name for item in program.description.state] == ["keyCache", "valueCache"]
+    window = settings.get("sliding_window")
+    window_key = "co.huggingface.exporters.sliding_window"
+    limited = "slidingAttentionMask" in mask_names
+    assert dict(program.description.metadata.userDefined) == ({window_key: str(window)} if limited else {})
+    reference = expected(model, tokens)
+    for steps in ([9] + [1] * (TOKENS - 9), [4, 7, 9], [TOKENS]):
+        close(logits(program, tokens, steps, window), reference)
 
 
-@pytest.mark.parametrize(("opset", "tied"), [("iOS16", False), ("iOS18", True)])
-def test_a_small_model_as_a_program_gives_its_scores(tokens: Array, tmp_path: Path, opset: str, tied: bool) -> None:
-    config = {**SMALL, "tie_word_embeddings": tied}
-    rng = np.random.default_rng(11)
-    shapes = LlamaConfig.from_mapping(config).shapes()
-    weights = {name: rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32) for name, shape in shapes.items()}
-    weights |= {name: 2 * np.ones(shape, np.float32) for name, shape in shapes.items() if name.endswith("norm.weight")}
-    folder = tmp_path / "model"
-    ingot.save(f"{folder}/", weights, format="safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    extract_model(folder, tmp_path / "m.mlpackage", opset=opset, context=CONTEXT)
-    small = tokens % config["vocab_size"]
-    close(scores(program_of(tmp_path / "m.mlpackage"), small), reference(folder, folder / "config.json", small))
+@pytest.mark.parametrize("name", ["qwen2-sliding", "gemma2"])
+def test_passes_of_coremltools_keep_the_logits(tokens: Array, tmp_path: Path, name: str) -> None:
+    """coremltools understands states and sizes of the program as Ingot does: it rewrites operations around them."""
+    family, settings, _ = MODELS[name]
+    model = network(family, settings)
+    model.save_pretrained(tmp_path / "model")
+    extract_model(tmp_path / "model", tmp_path / "m.mlpackage", context=CONTEXT)
+    program = Program(tmp_path / "m.mlpackage", rewritten=True)
+    assert "select" in {op.op_type for op in program.function.operations}
+    close(logits(program, tokens, [9, 3, *[1] * 8], settings["sliding_window"]), expected(model, tokens))
+
+
+def test_a_full_cache_is_used_to_its_last_position(tmp_path: Path) -> None:
+    model = network("Llama", {})
+    model.save_pretrained(tmp_path / "model")
+    extract_model(tmp_path / "model", tmp_path / "m.mlpackage", context=CONTEXT)
+    program = Program(tmp_path / "m.mlpackage")
+    tokens = np.random.default_rng(4).integers(0, SIZES["vocab_size"], (1, CONTEXT))
+    close(logits(program, tokens, [CONTEXT - 1, 1]), expected(model, tokens))
+    assert all(cache.any(axis=(1, 2, 4)).all() for cache in program.states.values())
+
+
+def test_a_residual_stream_beyond_f16_is_computed(tokens: Array, tmp_path: Path) -> None:
+    """Gemma's hidden states exceed 65504, which f16 cannot hold."""
+    model = network("Gemma3Text", {"sliding_window": 64})
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.post_feedforward_layernorm.weight += 60000
+    with torch.no_grad():
+        states = model(torch.from_numpy(tokens), output_hidden_states=True).hidden_states
+    assert max(float(item.abs().max()) for item in states[:-1]) > 65504
+    model.save_pretrained(tmp_path / "model")
+    extract_model(tmp_path / "model", tmp_path / "m.mlpackage", context=CONTEXT)
+    close(logits(Program(tmp_path / "m.mlpackage"), tokens, [9, 11]), expected(model, tokens))
 
 
 @pytest.mark.models
 @pytest.mark.slow
-@pytest.mark.parametrize("opset", ["iOS16", "iOS18"])
-def test_a_model_as_a_program_gives_the_scores_of_the_model(tokens: Array, tmp_path: Path, opset: str) -> None:
-    report = extract_model(BASE, tmp_path / "m.mlpackage", opset=opset, context=CONTEXT)
+def test_a_trained_model_gives_its_logits(tmp_path: Path) -> None:
+    report = extract_model(BASE, tmp_path / "m.mlpackage", context=CONTEXT)
     assert {item.codec for item in report.tensors} == {"dense"}
-    expected = reference(BASE, BASE / "config.json", tokens)
-    close(scores(program_of(tmp_path / "m.mlpackage"), tokens), expected)
+    model = transformers.AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    tokens = np.random.default_rng(3).integers(0, 4096, (1, TOKENS))
+    close(logits(Program(tmp_path / "m.mlpackage"), tokens, [12, *[1] * 8]), expected(model, tokens))
 
 
 @pytest.mark.models
 @pytest.mark.slow
-def test_a_compressed_model_keeps_its_layouts_and_their_values(tokens: Array, tmp_path: Path) -> None:
+def test_a_compressed_model_keeps_its_layouts_and_their_values(tmp_path: Path) -> None:
     """Palettes of f16, made in the checkpoint before: the program has them as they are, and their values."""
     recipe = Recipe(
         "p8",
@@ -175,17 +194,13 @@ def test_a_compressed_model_keeps_its_layouts_and_their_values(tokens: Array, tm
     )
     ingot.convert(BASE, tmp_path / "f16", "f16", format="safetensors")
     ingot.convert(tmp_path / "f16", tmp_path / "p8", recipe)
-    report = extract_model(tmp_path / "p8", tmp_path / "m.mlpackage", opset="iOS16", context=CONTEXT)
+    report = extract_model(tmp_path / "p8", tmp_path / "m.mlpackage", context=CONTEXT)
     assert [item.codec for item in report.tensors].count("palette") == 42
     assert all(item.action == "moved" for item in report.tensors)
-    program = program_of(tmp_path / "m.mlpackage")
-    constants = {
-        op.outputs[0].name: op.outputs[0].val for op in program.functions["main"].operations if op.op_type == "const"
-    }
+    program = Program(tmp_path / "m.mlpackage")
     with ingot.open(tmp_path / "p8") as source, ingot.open(tmp_path / "m.mlpackage") as package:
         assert set(package) - {name.replace(".", "_") for name in source} == {"rope_cos", "rope_sin"}
         for name in source:
-            wanted = source[name].numpy()
-            np.testing.assert_array_equal(package[name.replace(".", "_")].numpy(), wanted)
-            np.testing.assert_array_equal(constants[name.replace(".", "_")], wanted)
-    close(scores(program, tokens), reference(tmp_path / "p8", tmp_path / "p8" / "config.json", tokens))
+            value = source[name].numpy()
+            np.testing.assert_array_equal(package[name.replace(".", "_")].numpy(), value)
+            np.testing.assert_array_equal(program.constants[name.replace(".", "_")], value)

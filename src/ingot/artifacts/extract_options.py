@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PATH = source("Artifact with a draft head or a Core ML package; any artifact for --layer, --model.")
 _PACKAGE = about("Package to write for --layer or --model: X.mlpackage.", *OUTPUT, aliases=OUT)
-_OPSET = about("For --layer and --model: iOS16, iOS17 or iOS18.")
+_OPSET = about("For --layer: iOS16, iOS17 or iOS18.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class ModelOptions:
     path: AnyPath = field(metadata=_PATH)
     out: AnyPath = field(metadata=_PACKAGE)
     _: KW_ONLY
-    opset: str = field(default="iOS16", metadata=_OPSET)
     context: int | None = field(
-        default=None, metadata=about("For --model: tokens of a pass; default: the model's context length, at most 512.")
+        default=None,
+        metadata=about("For --model: tokens that the cache holds; default: the model's context length, at most 2048."),
     )
     max_ram: int | str | None = field(default=None, metadata=about("For --model: memory ceiling, such as 2GiB."))
     resume: bool = field(default=False, metadata=about("For --model: continue a killed run."))

@@ -18,7 +18,7 @@ EPILOG = (
     "  ingot extract model.squizd --coreml\n\n"
     "  ingot extract model.squizd --coreml --cache ./packages --json\n\n"
     "  ingot extract model.safetensors --layer model.layers.0.mlp.up_proj.weight -o up.mlpackage --opset iOS18\n\n"
-    "  ingot extract ./model --model -o model.mlpackage --context 128"
+    "  ingot extract ./model --model -o model.mlpackage --context 4096"
 )
 
 
@@ -29,9 +29,9 @@ def command(
     coreml: Annotated[bool, About("Unpack the Core ML package into the cache and print its path.")] = False,
     cache: Annotated[str | None, option(CoremlOptions, "cache")] = None,
     layer: Annotated[str | None, option(LayerOptions, "name")] = None,
-    model: Annotated[bool, About("Create a Core ML package of the full model, a folder with a Llama.")] = False,
+    model: Annotated[bool, About("Create a Core ML package of a full Llama, Mistral, Qwen or Gemma.")] = False,
     out: Annotated[str | None, option(ModelOptions, "out")] = None,
-    opset: Annotated[str, option(ModelOptions, "opset")] = "iOS16",
+    opset: Annotated[str | None, option(LayerOptions, "opset")] = None,
     context: Annotated[int | None, option(ModelOptions, "context")] = None,
     max_ram: Annotated[str | None, option(ModelOptions, "max_ram")] = None,
     resume: Annotated[bool, option(ModelOptions, "resume")] = False,
@@ -44,17 +44,15 @@ def command(
 
     Every result is checked. Exit code 2 if the artifact lacks the attachment.
     """
-    model_options = ModelOptions(
-        path, out or "", opset=opset, context=context, max_ram=max_ram, resume=resume, overwrite=overwrite
-    )
-    _require_one_request(_Requests(draft is not None, coreml, layer is not None, model), model_options)
+    model_options = ModelOptions(path, out or "", context=context, max_ram=max_ram, resume=resume, overwrite=overwrite)
+    _require_one_request(_Requests(draft is not None, coreml, layer is not None, model), model_options, opset)
     if model:
         _extract_model(model_options, json=json)
         return
     results: dict[str, tuple[Any, str]] = {}
     if layer is not None:
         results["layer"] = _extract_layer(
-            LayerOptions(path, layer, model_options.out, opset=opset, overwrite=overwrite)
+            LayerOptions(path, layer, model_options.out, opset=opset or "iOS16", overwrite=overwrite)
         )
     if draft is not None:
         results["draft"] = _extract_draft(DraftOptions(path, draft, format=format, overwrite=overwrite))
@@ -78,7 +76,7 @@ class _Requests:
     model: bool
 
 
-def _require_one_request(requests: _Requests, options: ModelOptions) -> None:
+def _require_one_request(requests: _Requests, options: ModelOptions, opset: str | None) -> None:
     """Raise ``extract.nothing`` if no result is requested, or if the options contradict each other."""
     if not (requests.draft or requests.coreml or requests.layer or requests.model):
         raise UsageError("expected --draft OUT, --coreml, --layer NAME or --model", rule="extract.nothing")
@@ -86,6 +84,8 @@ def _require_one_request(requests: _Requests, options: ModelOptions) -> None:
         raise UsageError("--model is extracted alone; leave out --draft, --coreml and --layer", rule="extract.nothing")
     if (requests.layer or requests.model) != bool(options.out):
         raise UsageError("-o X.mlpackage is for --layer NAME or --model, which need it", rule="extract.nothing")
+    if opset is not None and not requests.layer:
+        raise UsageError("--opset is for --layer; a full model needs iOS18", rule="extract.nothing")
     if not requests.model and (options.context, options.max_ram, options.resume) != (None, None, False):
         raise UsageError("--context, --max-ram and --resume need --model", rule="extract.nothing")
 

@@ -181,7 +181,7 @@ def _attention_factor(config: Mapping[str, Any], rope: Mapping[str, Any]) -> flo
 def _add_metadata(config: Mapping[str, Any], family: Family, metadata: Typed) -> list[str]:
     rope = rope_of(config)
     theta = rope.get("rope_theta")
-    sliding = _sliding_rope(config).get("rope_theta")
+    sliding = sliding_rope_of(config).get("rope_theta")
     mscale, mscale_all = (rope.get(key) for key in _MSCALE)
     metadata |= _floats(family, {_THETA: theta, _THETA_SLIDING: sliding})
     rope_type = rope["rope_type"]
@@ -215,7 +215,7 @@ def _unsupported_parameters(config: Mapping[str, Any], rope: Mapping[str, Any], 
     share = rope.get(_PARTIAL)
     if share not in (None, 1.0) and not family.partial and not family.latent:
         yield f"{_PARTIAL} {share!r:.40}"
-    if _sliding_rope(config).get("rope_type", "default") != "default":
+    if sliding_rope_of(config).get("rope_type", "default") != "default":
         yield f"rope_parameters of {_SLIDING}"
     yield from (
         f"rope_parameters {str(key)[:40]}"
@@ -230,7 +230,7 @@ def _floats(family: Family, values: Mapping[str, Any]) -> Typed:
     return {f"{family.arch}.{name}": ("f32", float(value)) for name, value in values.items()}
 
 
-def _sliding_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def sliding_rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return separate rotary parameters of layers with a sliding window; empty if there are none."""
     declared = config.get("rope_parameters")
     sliding = declared.get(_SLIDING) if isinstance(declared, Mapping) else None
@@ -376,8 +376,8 @@ def has_same_rotary(original: Mapping[str, Any], read: Mapping[str, Any]) -> boo
         rope_type != _LONGROPE or not same_value(_attention_factor(original, rope), _attention_factor(read, new))
     ):
         return False
-    local = _sliding_rope(original)
+    local = sliding_rope_of(original)
     skipped = {_PARTIAL, *(("attention_factor",) if longer else ())}
     return all(same_value(rope.get(key), value) for key, value in new.items() if key not in skipped) and all(
-        same_value(local.get(key), value) for key, value in _sliding_rope(read).items()
+        same_value(local.get(key), value) for key, value in sliding_rope_of(read).items()
     )

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 
 from ingot.artifacts.destination import Destination, destination
 from ingot.artifacts.open import Source, open_source, weights_of
+from ingot.conversion.coreml.decoder import decoder_template
+from ingot.conversion.coreml.decoder_config import Decoder
 from ingot.conversion.plan import PlanRequest, plan_conversion
 from ingot.conversion.prepared import Prepared, refuse_same
 from ingot.conversion.report import ConvertReport
@@ -17,12 +19,10 @@ from ingot.core.runtime.progress import Progress, ProgressCallback
 from ingot.engine.resources import Resources
 from ingot.formats.coreml.format import CoremlFormat
 from ingot.formats.coreml.layer import Layer, layer_template
-from ingot.formats.coreml.llama import llama_template
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.reading.lazy import LazyMap
 from ingot.model.reading.view import derive_checkpoint
-from ingot.naming.config import LlamaConfig
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Recipe, Rule
 from ingot.stores.location import AnyPath, Location
@@ -30,11 +30,10 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class FullModel:
-    """A program for a full Llama: its configuration, the number of tokens of its input, and the opset."""
+    """A program for a full model, and the number of tokens that its cache holds."""
 
-    config: LlamaConfig
+    decoder: Decoder
     context: int
-    opset: str
 
 
 ProgramSpec = Layer | FullModel
@@ -89,10 +88,7 @@ def with_program(checkpoint: Checkpoint, spec: ProgramSpec) -> Checkpoint:
 
     The program is attached; companions are omitted, because a package does not contain them.
     """
-    if isinstance(spec, Layer):
-        template = layer_template(spec)
-    else:
-        template = llama_template(spec.config, spec.context, spec.opset)
+    template = layer_template(spec) if isinstance(spec, Layer) else decoder_template(spec.decoder, spec.context)
     names = dict.fromkeys(site.name for site in template.sites if not site.inline)
     attachments = replace(checkpoint.attachments, draft=None, coreml=None, program=template)
     tensors = LazyMap(names, checkpoint.__getitem__)

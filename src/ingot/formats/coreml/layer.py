@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.formats.coreml.build import FP16, OPSETS, Builder, Feature
+from ingot.formats.coreml.build import FP16, OPSETS, Builder, Feature, Interface
 from ingot.formats.coreml.template import Template
 
 __all__ = ["BIAS", "OPSETS", "WEIGHT", "Layer", "layer_template"]
@@ -56,7 +56,7 @@ def layer_template(layer: Layer) -> Template:
     if len(layer.shape) > 2:
         inputs |= _settings(layer, builder)
     builder.add("linear" if len(layer.shape) == 2 else "conv", "y", inputs, layer.output)
-    return builder.template([Feature("x", FP16, layer.input)], [Feature("y", FP16, layer.output)])
+    return builder.template(Interface([Feature("x", FP16, layer.input)], [Feature("y", FP16, layer.output)]))
 
 
 def _settings(layer: Layer, builder: Builder) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ingot.core.numeric.dtypes import element_count
-from ingot.core.parsing.wire import BYTES, FIXED32, Field, Node, bytes_field, number_field, varint
+from ingot.core.parsing.wire import BYTES, FIXED32, Field, Node, bytes_field, number_field
 from ingot.errors import FormatError
 from ingot.formats.coreml.types import BOOL, BY_CODE, STRING, MilType
 
@@ -165,9 +166,15 @@ def _numbers(node: Node, type: MilType) -> bytes:
     return b"".join((value & mask).to_bytes(width, "little") for value in values)
 
 
-def encode_type(type: MilType, dims: tuple[int, ...]) -> bytes:
-    """Return the encoded ValueType message of a tensor of ``type`` and ``dims``."""
-    sizes = b"".join(bytes_field(_DIMENSIONS, bytes_field(1, number_field(1, size) if size else b"")) for size in dims)
+def encode_type(type: MilType, dims: Sequence[int | None]) -> bytes:
+    """Return the encoded ValueType message of a tensor of ``type`` and ``dims``; a size of None is unknown."""
+    sizes = b"".join(
+        bytes_field(
+            _DIMENSIONS,
+            bytes_field(2, b"") if size is None else bytes_field(1, number_field(1, size) if size else b""),
+        )
+        for size in dims
+    )
     rank = number_field(_RANK, len(dims)) if dims else b""
     return bytes_field(_TENSOR_TYPE, number_field(_DATA_TYPE, type.code) + rank + sizes)
 
@@ -200,8 +207,17 @@ def encode_text(text: str) -> bytes:
 
 def encode_flag(value: bool) -> bytes:
     """Return a Value message of one bool."""
-    tensor = bytes_field(_BOOLS, bytes_field(1, varint(int(value))))
-    return bytes_field(_TYPE, encode_type(BOOL, ())) + bytes_field(_IMMEDIATE, bytes_field(1, tensor))
+    return _bools([value], ())
+
+
+def encode_flags(values: Sequence[bool]) -> bytes:
+    """Return a Value message of a vector of bools."""
+    return _bools(values, (len(values),))
+
+
+def _bools(values: Sequence[bool], dims: tuple[int, ...]) -> bytes:
+    tensor = bytes_field(_BOOLS, bytes_field(1, bytes(values)))
+    return bytes_field(_TYPE, encode_type(BOOL, dims)) + bytes_field(_IMMEDIATE, bytes_field(1, tensor))
 
 
 def encode_offset(offset: int) -> bytes:

@@ -91,9 +91,20 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "tensors", "options", "rule"),
     [
-        ({"model_type": "qwen2"}, {}, {}, "coreml.model"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, {}, "coreml.model"),
+        ({"model_type": "gpt2"}, {}, {}, "coreml.model"),
+        ({"model_type": "qwen2"}, {}, {}, "coreml.model"),  # it lacks the biases of its family
+        ({"model_type": "gemma", "hidden_act": "silu"}, {}, {}, "coreml.model"),
+        ({"hidden_act": "gelu"}, {}, {}, "coreml.model"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, {}, {}, "coreml.model"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, {}, {}, "coreml.model"),
+        ({"rope_parameters": {"rope_theta": 0}}, {}, {}, "coreml.model"),
+        ({"partial_rotary_factor": 0.5}, {}, {}, "coreml.model"),
+        ({"num_key_value_heads": 3}, {}, {}, "coreml.model"),
+        ({"num_hidden_layers": 1 << 30}, {}, {}, "coreml.model"),
+        ({"head_dim": 1 << 20}, {}, {}, "coreml.model"),
+        ({"vocab_size": 1 << 62}, {}, {}, "coreml.model"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["x"]}, {}, {}, "coreml.model"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, {}, {}, "coreml.model"),
         ({"attention_bias": True}, {}, {}, "coreml.model"),
         ({"hidden_size": "32"}, {}, {}, "coreml.model"),
         ({}, {"lm_head.weight": None}, {}, "coreml.model"),
@@ -101,8 +112,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
         ({}, {"model.layers.0.self_attn.q_norm.weight": np.ones(8, np.float32)}, {}, "coreml.model"),
         ({}, {"lm_head.weight": np.full((96, 32), 1e6, np.float32)}, {}, "dense.overflow"),
         ({}, {}, {"context": 129}, "coreml.model"),
-        ({}, {}, {"context": 0}, "coreml.model"),
-        ({}, {}, {"opset": "iOS15"}, "coreml.model"),
+        ({}, {}, {"context": 1}, "coreml.model"),
     ],
 )
 def test_what_makes_no_program_is_refused(
@@ -130,6 +140,7 @@ def test_a_single_file_has_no_architecture(tmp_path: Path) -> None:
         ["--model", "--layer", "a", "--out", "x.mlpackage"],
         ["--model", "--coreml", "--out", "x.mlpackage"],
         ["--layer", "a", "--out", "x.mlpackage", "--context", "3"],
+        ["--model", "--out", "x.mlpackage", "--opset", "iOS18"],
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(tmp_path: Path, arguments: list[str]) -> None:
