@@ -59,7 +59,7 @@ napoleon_use_ivar = True
 _JOBS = (
     *("docs/howto/quantize", "docs/howto/smaller", "docs/howto/ship", "docs/howto/containers", "docs/howto/check"),
     *("docs/howto/deltas", "docs/howto/adapters", "docs/howto/merge", "docs/howto/run", "docs/howto/sweep"),
-    *("docs/howto/archives", "docs/howto/registries", "docs/howto/one-machine"),
+    *("docs/howto/archives", "docs/howto/registries", "docs/howto/one-machine", "docs/howto/core-ml"),
 )
 _DEVELOPING = (
     *("docs/architecture", "docs/developing/source", "docs/developing/checks", "docs/developing/benchmarks"),

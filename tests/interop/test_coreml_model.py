@@ -147,6 +147,34 @@ def test_passes_of_coremltools_keep_the_logits(tokens: Array, tmp_path: Path, na
     close(logits(program, tokens, [9, 3, *[1] * 8], settings["sliding_window"]), expected(model, tokens))
 
 
+RECIPES = {
+    "palette": {"codec": "palette", "options": {"bits": 4}},
+    "blocks": {
+        "codec": "affine",
+        "options": {"bits": 4, "group": 16, "symmetric": True, "scales": "source", "quantizer": "absmax"},
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_quantized_program_computes_with_the_values_that_ingot_reads(
+    tokens: Array, tmp_path: Path, recipe: str
+) -> None:
+    """Every matrix in 4 bits, the embeddings that are gathered included."""
+    model = network("Qwen3", {"tie_word_embeddings": True, "head_dim": 16, "intermediate_size": 64})
+    model.save_pretrained(tmp_path / "model")
+    extract_model(tmp_path / "model", tmp_path / "m.mlpackage", context=CONTEXT)
+    settings = RECIPES[recipe]
+    rules = (Rule(Choice(settings["codec"], settings["options"]), "4 bits", min_ndim=2, match=("model_*",)),)
+    report = ingot.convert(tmp_path / "m.mlpackage", tmp_path / "q.mlpackage", Recipe("q", rules))
+    assert report.actions["encoded"] == 1 + 3 * 7
+    parameters = dict(model.named_parameters())
+    with ingot.open(tmp_path / "q.mlpackage") as package, torch.no_grad():
+        for name, value in parameters.items():
+            value.copy_(torch.from_numpy(package[name.replace(".", "_")].numpy("f32")))
+    close(logits(Program(tmp_path / "q.mlpackage"), tokens, [9, 3, *[1] * 8]), expected(model, tokens))
+
+
 def test_a_full_cache_is_used_to_its_last_position(tmp_path: Path) -> None:
     model = network("Llama", {})
     model.save_pretrained(tmp_path / "model")

@@ -173,9 +173,8 @@ def template_of(attachments: Attachments) -> Template:
     program = attachments.program
     if program is None:
         raise UnsupportedError(
-            "a Core ML package needs a program around its weights: start from a .mlpackage, name a package with "
-            "--program, "
-            "or build a single layer with `ingot extract --layer`",
+            "a Core ML package needs a program around its weights: make one with `ingot extract MODEL --model -o "
+            "X.mlpackage` and start from X.mlpackage, or name a package with --program",
             rule="coreml.no-program",
         )
     return program if isinstance(program, Template) else Template(program)
