@@ -15,6 +15,7 @@ from ingot.artifacts.companions import Companions, find_companions
 from ingot.artifacts.unsupported_packers import Packer, packer_of_config, packer_of_tensors
 from ingot.codecs.table import CODECS
 from ingot.core.border import bordered
+from ingot.core.option_calls import check_size
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
 from ingot.formats.detect import FORMATS, detect_file, detect_folder, explain, listing
@@ -222,7 +223,7 @@ def open(
     Raises
     ------
     UsageError
-        The path does not exist, or the folder contains no checkpoint or several.
+        The path does not exist, or the folder contains no checkpoint or several. ``open.option``: a wrong type.
     FormatError, IntegrityError, UnsupportedError
         The file breaks a rule of its format. ``model.quantized``: another program packed its weights.
 
@@ -232,6 +233,10 @@ def open(
     ...     print(len(checkpoint), checkpoint["model.norm.weight"].shape)
     39 (192,)
     """
+    if not isinstance(verify, bool):
+        raise UsageError(f"expected verify to be True or False, found {verify!r:.80}", rule="open.option")
+    if max_decompressed is not None:
+        check_size("max_decompressed", max_decompressed)
     return open_in_store(*find(Location.parse(path), io), io=io, verify=verify, max_decompressed=max_decompressed)
 
 

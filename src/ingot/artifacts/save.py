@@ -83,9 +83,20 @@ def save(
     >>> ingot.open("new.zt").metadata["author"]
     'me'
     """
+    _require_mapping("tensors", tensors, "names to arrays")
+    _require_mapping("metadata", {} if metadata is None else metadata, "keys to values")
     target = destination(Location.parse(path), format)
     planned = plan_tensors(target.format, tensors, attributes or {})
     save_planned(target, planned, metadata or {}, digest=digest, overwrite=overwrite or not target.directory)
+
+
+def _require_mapping(name: str, value: object, description: str) -> None:
+    """Raise ``UsageError`` ``save.option`` if an argument is no mapping."""
+    if not isinstance(value, Mapping):
+        raise UsageError(
+            f"expected {name} to be a mapping of {description}, found {type(value).__name__} {value!r:.80}",
+            rule="save.option",
+        )
 
 
 def save_planned(

@@ -32,7 +32,7 @@ def renamed(checkpoint: Checkpoint, renames: Sequence[str]) -> Checkpoint:
         stars = old.count("*")
         if not equals or not old or not new or stars != new.count("*") or stars > 1:
             raise UsageError(
-                f"expected OLD=NEW, with one star on both sides or none, found {text!r:.200}",
+                f"expected --rename OLD=NEW, with one star on both sides or none, found {text!r:.200}",
                 rule=RULE,
             )
         before, _, after = old.partition("*")

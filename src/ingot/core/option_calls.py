@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field
 from inspect import Parameter, signature
@@ -15,6 +16,8 @@ from ingot.core.about import About
 from ingot.core.registry import did_you_mean
 from ingot.errors import UsageError
 
+_COMMAND = re.compile(r"(`[^`]*`)")
+_FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*)(?: (?!-)([\w.:+/-]*\w))?")
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
 
@@ -29,6 +32,33 @@ def keywords(name: str, about: About) -> Iterator[str]:
             keyword = flag.partition("/")[0].lstrip("-").replace("-", "_")
             if flag.startswith("--") and keyword != name:
                 yield f"{keyword}_" if iskeyword(keyword) else keyword
+
+
+def with_keywords(message: str, options: Any, fields: Mapping[str, tuple[Field[Any], About]]) -> str:
+    """Return a message with Python's spelling of the options: ``bits=`` for ``--bits``.
+
+    The value of an option after its flag becomes ``bits=4``. Commands in backticks are unchanged.
+    """
+    names = {
+        flag: name
+        for name, (_, about) in fields.items()
+        if about.command
+        for flag in (f"--{keyword.rstrip('_').replace('_', '-')}" for keyword in keywords(name, about))
+    }
+
+    def spelled(match: re.Match[str]) -> str:
+        name = names.get(match[1])
+        if name is None or re.search(rf"\b{name}=", message):
+            return match[0]  # the message has both spellings
+        following = match[2]
+        if following is None:
+            return f"{name}="
+        value = getattr(options, name)
+        return f"{name}={value!r}" if following == str(value) else f"{name}= {following}"
+
+    return "".join(
+        text if index % 2 else _FLAG.sub(spelled, text) for index, text in enumerate(_COMMAND.split(message))
+    )
 
 
 def bind(
@@ -81,16 +111,21 @@ def check_value(name: str, value: Any, field: Field[Any], about: About, operatio
     if not accepted and "AnyPath" in types:
         raise UsageError(f"expected a path as {name}, found {repr(value)[:200]}", rule="store.path")
     rule = f"{operation}.option"
+    if isinstance(value, list | tuple) and not {"Sequence[AnyPath]", "Sequence[Any]"}.isdisjoint(types):
+        for item in value:
+            if isinstance(item, _SCALARS) and not isinstance(item, str):
+                raise UsageError(f"expected paths as {name}, found {repr(item)[:200]}", rule="store.path")
     if not accepted:
         nouns = " or ".join(_NOUNS.get(text, text) for text in types)
         raise UsageError(f"expected {name} to be {nouns}, found {repr(value)[:80]}", rule=rule)
     if about.size and value is not None:
-        _check_size(name, value)
+        check_size(name, value)
     if about.minimum is not None and isinstance(value, int) and value < about.minimum:
         raise UsageError(f"expected {name} of at least {about.minimum}, found {value}", rule=rule)
 
 
-def _check_size(name: str, value: Any) -> None:
+def check_size(name: str, value: Any) -> None:
+    """Raise ``UsageError`` ``size.syntax`` at the argument ``name`` if a value is no size."""
     from ingot.core.runtime.memory import parse_size  # noqa: PLC0415 - it imports the compiled kernels
 
     try:
@@ -107,6 +142,8 @@ def _has_type(value: Any, text: str) -> bool:
         return isinstance(value, _TYPES[text]) and not (is_number and isinstance(value, bool))
     if text == "bool":
         return isinstance(value, bool) or type(value).__name__ == "bool_"
+    if text == "Sequence[str]" and isinstance(value, Mapping | list | tuple):
+        return not isinstance(value, Mapping) and all(isinstance(item, str) for item in value)
     if text == "AnyPath":
         return isinstance(value, str | PathLike) or not (is_scalar or isinstance(value, dict | list | tuple))
     return not is_scalar or text == "Any" or text.startswith(("Literal[", "Digest"))
@@ -119,5 +156,6 @@ _NOUNS = {
     "float": "a number",
     "str": "text",
     "None": "None",
+    "ProgressCallback": "a function of an event",
     "Sequence[str]": "a list of texts",
 }

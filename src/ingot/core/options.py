@@ -15,9 +15,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ingot.core.about import About as About  # noqa: PLC0414 - modules of options import it from here
 from ingot.core.border import bordered
-from ingot.core.option_calls import bind, check_value, keywords
+from ingot.core.option_calls import bind, check_value, keywords, with_keywords
 from ingot.core.registry import did_you_mean
-from ingot.errors import UsageError
+from ingot.errors import IngotError, UsageError
 
 _KEY = "ingot"
 OUTPUT = ("--output", "-o")
@@ -67,7 +67,8 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
     """Decorate a function of an options object so that it takes the object's fields as parameters.
 
     The parameters are added to the signature and to the docstring. The function still accepts the object itself. An
-    unknown or missing option, or a value that it does not allow, is a ``UsageError`` (``option_calls.bind``).
+    unknown or missing option, or a value that it does not allow, is a ``UsageError`` (``option_calls.bind``). Errors
+    name options as the caller writes them: ``--bits`` if the caller gives the object, ``bits=`` for parameters.
     """
     assert isinstance(struct, type)
     assert is_dataclass(struct)
@@ -82,9 +83,13 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
                 options: Any = args[0]
                 for name, described in fields_by_name.items():
                     check_value(name, getattr(options, name), *described, operation)
-            else:
-                options = bind(struct, fields_by_name, operation, function.__name__, args, kwargs)
-            return function(cast("S", options))
+                return function(cast("S", options))
+            options = bind(struct, fields_by_name, operation, function.__name__, args, kwargs)
+            try:
+                return function(cast("S", options))
+            except IngotError as error:  # written for the command line
+                error.message = with_keywords(error.message, options, fields_by_name)
+                raise
 
         result = inspect.signature(function).return_annotation
         call.__dict__["options"] = struct

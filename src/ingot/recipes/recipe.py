@@ -224,7 +224,7 @@ class Rotate:
         """Parse a list of rotations such as ``r1,r2``; raise ``UsageError`` ``recipe.rotate`` for any other text."""
         names = [name.strip() for name in text.split(",")]
         if not set(names) <= {"r1", "r2"} or len(set(names)) < len(names):
-            raise UsageError(f"expected r1, r2 or r1,r2, found {text!r:.80}", rule="recipe.rotate")
+            raise UsageError(f"expected --rotate r1, r2 or r1,r2, found {text!r:.80}", rule="recipe.rotate")
         return cls("r1" in names, "r2" in names)
 
 

@@ -339,7 +339,10 @@ def _target(torch: Any, dtype: Any, config: Any, checkpoint: Checkpoint) -> str:
     if requested is None:
         rows = (DTYPES.get(tensor.dtype) for tensor in checkpoint.values())
         requested = next((row.name for row in rows if row is not None and row.is_float and row.bits >= 16), "f32")
-    row = resolve_dtype(requested)
+    try:
+        row = resolve_dtype(requested)
+    except UnsupportedError as error:
+        raise error.add_location("dtype") from None
     if not row.is_float or row.bits < 16 or getattr(torch, row.torch or "", None) is None:
         raise UnsupportedError(
             f"expected a dtype to compute in (f32, bf16, f16 or f64), found {row.name}", rule="model.dtype"
