@@ -76,7 +76,7 @@ def test_llama_cpp_computes_the_embeddings_of_an_image(name: str, tmp_path: Path
 
 def test_the_text_model_is_that_without_the_patterns_of_other_parts(tmp_path: Path) -> None:
     write_image_model("gemma3", tmp_path / "m")
-    with pytest.raises(UnsupportedError, match="--part text leaves it out") as caught:
+    with pytest.raises(UnsupportedError, match="part=text leaves it out") as caught:
         ingot.convert(tmp_path / "m", tmp_path / "x.gguf")
     assert caught.value.rule == "account.lost"
     report = ingot.convert(tmp_path / "m", tmp_path / "x.gguf", part="text")

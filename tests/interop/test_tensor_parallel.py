@@ -145,7 +145,7 @@ def test_fused_layers_are_cut_part_by_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "ranks", "rule", "works"),
-    [("dense", 3, "parallel.heads", "--tp 2, 4"), ("int4", 8, "parallel.heads", "--tp 2, 4")],
+    [("dense", 3, "parallel.heads", "tp=2, 4"), ("int4", 8, "parallel.heads", "tp=2, 4")],
 )
 def test_what_cannot_be_cut_is_refused_with_what_would_work(
     model: Path, tmp_path: Path, how: str, ranks: int, rule: str, works: str
@@ -164,7 +164,7 @@ def test_groups_are_not_cut(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError) as caught:
         ingot.convert(tmp_path / "int4", tmp_path / "out", tp=4)
     assert caught.value.rule == "parallel.cut"
-    assert "--tp 2," in str(caught.value)
+    assert "tp=2," in str(caught.value)
 
 
 def test_ranks_that_are_there_stay_and_the_others_follow(model: Path, tmp_path: Path) -> None:

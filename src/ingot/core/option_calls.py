@@ -18,6 +18,11 @@ from ingot.errors import UsageError
 
 _COMMAND = re.compile(r"(`[^`]*`)")
 _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*)(?: (?!-)([\w.:+/-]*\w))?")
+_PROSE = frozenset(
+    "accepts alone also and applies are between by do for has if in is keeps leaves lists may need needs on or quantizes "
+    "requires stores takes the then to with without writes".split()
+)
+"""Words that follow the name of an option in messages and are not its value."""
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
 
@@ -34,31 +39,30 @@ def keywords(name: str, about: About) -> Iterator[str]:
                 yield f"{keyword}_" if iskeyword(keyword) else keyword
 
 
-def with_keywords(message: str, options: Any, fields: Mapping[str, tuple[Field[Any], About]]) -> str:
-    """Return a message with Python's spelling of the options: ``bits=`` for ``--bits``.
+def with_keywords(message: str, fields: Mapping[str, tuple[Field[Any], About]]) -> str:
+    """Return a message with Python's spelling of the options: ``bits=4`` for ``--bits 4``, ``resume=True`` for
+    ``--resume``, ``bits=`` for ``--bits`` alone.
 
-    The value of an option after its flag becomes ``bits=4``. Commands in backticks are unchanged.
+    Commands in backticks are unchanged, and options of which the message has Python's spelling too.
     """
     names = {
-        flag: name
+        f"--{keyword.rstrip('_').replace('_', '-')}": name
         for name, (_, about) in fields.items()
         if about.command
-        for flag in (f"--{keyword.rstrip('_').replace('_', '-')}" for keyword in keywords(name, about))
+        for keyword in keywords(name, about)
     }
 
     def spelled(match: re.Match[str]) -> str:
         name = names.get(match[1])
         if name is None or re.search(rf"\b{name}=", message):
-            return match[0]  # the message has both spellings
-        following = match[2]
-        if following is None:
-            return f"{name}="
-        value = getattr(options, name)
-        return f"{name}={value!r}" if following == str(value) else f"{name}= {following}"
+            return match[0]
+        following = match[2] or ""
+        if fields[name][0].type == "bool":
+            return f"{name}=True {following}".rstrip()
+        return f"{name}= {following}" if following in _PROSE else f"{name}={following}"
 
-    return "".join(
-        text if index % 2 else _FLAG.sub(spelled, text) for index, text in enumerate(_COMMAND.split(message))
-    )
+    parts = _COMMAND.split(message)
+    return "".join(text if index % 2 else _FLAG.sub(spelled, text) for index, text in enumerate(parts))
 
 
 def bind(

@@ -88,7 +88,7 @@ def takes(struct: Callable[P, S], operation: str) -> Callable[[Callable[[S], R]]
             try:
                 return function(cast("S", options))
             except IngotError as error:  # written for the command line
-                error.message = with_keywords(error.message, options, fields_by_name)
+                error.message = with_keywords(error.message, fields_by_name)
                 raise
 
         result = inspect.signature(function).return_annotation

@@ -29,14 +29,14 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("convert", ("m.zt", "x.zt"), {"max_ram": "2 bananas"}, "max_ram: expected a size such as 2GiB"),
     ("convert", ("m.zt", "x.zt"), {"resume": "yes"}, "expected resume to be True or False, found 'yes'"),
     ("convert", ("m.zt", "x.zt"), {"digest": "md4"}, "expected the digest crc32c, sha256 or none, found 'md4'"),
-    ("convert", ("m.zt", "x.zt"), {"device": "cudaa"}, "device='cudaa' is for recipes with a quantizer"),
+    ("convert", ("m.zt", "x.zt"), {"device": "cudaa"}, "device=cudaa is for recipes with a quantizer"),
     ("convert", ("m.zt", "x.zt"), {"engine": "local2"}, "expected the engine local, processes or ray"),
     ("convert", ("m.zt", "x.zt"), {"io": "fast"}, "expected io 'auto', 'mmap' or 'pread', found 'fast'"),
     ("convert", ("m.zt", "x.zt"), {"drop": "a*"}, "expected drop to be a list of texts, found 'a*'"),
     ("convert", ("m.zt", "x.zt"), {"drop": [3]}, "expected drop to be a list of texts, found [3]"),
     ("convert", ("m.zt", "x.zt"), {"rename": {"a": "b"}}, "expected rename to be a list of texts, found {'a': 'b'}"),
-    ("convert", ("m.zt", "x.zt"), {"rename": ["a"]}, "expected rename= OLD=NEW, with one star"),
-    ("convert", ("m.zt", "x.zt"), {"rotate": "r3"}, "expected rotate= r1, r2 or r1,r2, found 'r3'"),
+    ("convert", ("m.zt", "x.zt"), {"rename": ["a"]}, "expected rename=OLD=NEW, with one star"),
+    ("convert", ("m.zt", "x.zt"), {"rotate": "r3"}, "expected rotate=r1, r2 or r1,r2, found 'r3'"),
     ("convert", ("m.zt", "x.zt"), {"prune_block": 8}, "prune_block= and activations= need prune= with a share"),
     ("convert", ("m.zt", "x.zt"), {"progress": 3}, "expected progress to be a function of an event or None, found 3"),
     ("quantize", ("m.zt",), {}, "found no out"),
@@ -47,7 +47,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("quantize", ("m.zt", "x.gguf"), {"bits": 17}, "llama.cpp has no preset of 17 bits (did you mean 16?)"),
     ("quantize", ("m.zt", "x.gguf"), {"bits": 4, "type": "Q4_K_M"}, "expected one of bits= and type=, found both"),
     ("quantize", ("m.zt", "x.gguf"), {"type": "Q4_K_X"}, "no type of llama.cpp (did you mean 'Q4_K_S'?)"),
-    ("quantize", ("m.zt", "x.gguf"), {"calibration": "atuo"}, "expected calibration= auto, full"),
+    ("quantize", ("m.zt", "x.gguf"), {"calibration": "atuo"}, "expected calibration=auto, full"),
     ("quantize", ("m.zt", "x.gguf"), {"calibration": None}, "expected a path as calibration, found None"),
     ("quantize", ("m.zt", "x.gguf"), {"time": -3}, "expected time to be text or None, found -3"),
     ("quantize", ("m.zt", "x.gguf"), {"group_size": "32"}, "expected group_size to be an integer or None"),
@@ -123,5 +123,5 @@ def test_commands_in_errors_stay_commands(model: Path) -> None:
     ingot.convert("q.zt", "q4.zt", "int4")
     with pytest.raises(IngotError) as caught:
         ingot.quantize("q4.zt", "x.gguf", bits=4)
-    assert "allow_requantize=" in str(caught.value)
+    assert "allow_requantize=True" in str(caught.value)
     assert "--allow-requantize" not in str(caught.value)

@@ -445,7 +445,7 @@ class TestLarger:
     def test_a_sparse_patch_of_all_elements_is_refused_before_it_is_written(self, tmp_path: Path) -> None:
         base = {UP: base_weights(BF16, 400)[EMBED]}
         paths = files(tmp_path, base=base, tuned={UP: tuned_from({EMBED: base[UP]}, BF16, 400, 5)[EMBED]})
-        with pytest.raises(UsageError, match=r"--strategy exact into a \.zt would take about .* \(exact\)") as caught:
+        with pytest.raises(UsageError, match=r"strategy=exact into a \.zt would take about .* \(exact\)") as caught:
             ingot.diff(*paths, tmp_path / "d.safetensors")
         assert caught.value.rule == "delta.larger"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["base.safetensors", "tuned.safetensors"]
@@ -457,7 +457,7 @@ class TestLarger:
         base = {UP: base_weights(F32, 500)[EMBED]}
         [path] = files(tmp_path, base=base)
         ingot.convert(path, tmp_path / "tuned.zt", "int4")
-        with pytest.raises(UsageError, match=r"--strategy int\d into a \.zt .* \(not exact\)") as caught:
+        with pytest.raises(UsageError, match=r"strategy=int\d into a \.zt .* \(not exact\)") as caught:
             ingot.diff(path, tmp_path / "tuned.zt", tmp_path / "d.zt")
         assert caught.value.rule == "delta.larger"
         assert sorted(item.name for item in tmp_path.iterdir()) == ["base.safetensors", "tuned.zt"]

@@ -147,7 +147,7 @@ def test_a_conversion_of_an_artifact_keeps_its_account(library, tmp_path):
     assert not (tmp_path / "x.gguf").exists()
     got = library.get("org/m", tmp_path / "x.gguf", format="gguf", drop=["v_head.*"])
     assert any("v_head.summary.weight" in note for note in got.notes)
-    with pytest.raises(IngotError, match="add --format"):
+    with pytest.raises(IngotError, match="add format="):
         library.get("org/m", tmp_path / "y", drop=["v_head.*"])
 
 

@@ -152,7 +152,7 @@ def test_a_file_without_a_tokenizer_has_to_be_asked_for(name: str, tmp_path: Pat
     source = model_folder.write(tmp_path / "m", words=TOKENIZERS[name])
     error = refused(source)
     assert error.rule == "architecture.tokenizer"
-    assert "--no-tokenizer" in error.message
+    assert "no_tokenizer=True" in error.message
     assert run(["convert", str(source), str(tmp_path / "x.gguf"), "--no-tokenizer", "--quiet"]) == 0
     found, notes = converted(source, no_tokenizer=True)
     assert found[f"{GGML}model"] == "none"

@@ -44,7 +44,7 @@ def test_into_gguf(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     error = refusal(lambda: ingot.convert(source, out))
     assert error.rule == "architecture.unknown"
     assert said in error.message
-    assert "--keep-names" in error.message
+    assert "keep_names=True" in error.message
     assert "\n" not in error.message
     assert not out.exists()
     assert change is None or all(family in error.message for family in FAMILIES)
