@@ -25,8 +25,9 @@ import ingot
 KINDS = ("prose", "code")
 # Those of quantized grids. The others keep values, or want a container of their own.
 PRESETS = (
-    "int8", "w4a16-calibrated", "w4a16", "int4-calibrated", "trellis4-calibrated", "table4-calibrated", "int4",
-    "trellis3-calibrated", "table3-calibrated", "int3", "trellis2-calibrated", "table2-calibrated", "int2",
+    "int8", "w4a16-calibrated", "w4a16", "int4-calibrated", "coded4-calibrated", "trellis4-calibrated",
+    "table4-calibrated", "int4", "coded3-calibrated", "trellis3-calibrated", "table3-calibrated", "int3",
+    "trellis2-calibrated", "table2-calibrated", "int2",
     "palette8", "palette4-grouped", "palette4", "mlx-4bit-calibrated", "mlx-4bit", "mlx-3bit", "q8_0",
     "q6_k-calibrated", "q6_k", "q5_k", "q4_k-calibrated", "q4_k", "q4_0-calibrated", "q4_0", "iq4_xs-calibrated",
     "iq4_xs", "q3_k-calibrated", "q2_k-calibrated",
@@ -39,7 +40,7 @@ def made(bench: Bench, preset: str, statistics: Path, folder: Path) -> tuple[int
     ingot.convert(bench.path, folder / "preset.zt", preset, overwrite=True, **more)
     with ingot.open(folder / "preset.zt") as found:
         packed = [found[name] for name in bench.all if found[name].codec != "dense"]
-        nbytes = sum(part.nbytes for tensor in packed for part in tensor.parts.values())
+        nbytes = sum(part.length for tensor in packed for part in tensor.parts.values())
         values = {name: found[name].numpy("f32") for name in bench.all}
         return nbytes, sum(tensor.size for tensor in packed), values
 

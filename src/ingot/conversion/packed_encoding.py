@@ -30,7 +30,7 @@ def plan_packed(tensor: Tensor, format: Format, rule: str) -> Step | None:
     if tensor.codec not in CODECS or stored_exactly(tensor):
         return None
     spec = tensor.spec()
-    raw = replace(spec, parts=tuple(_in_encoding(part, RAW) for part in spec.parts))
+    raw = in_encoding(spec, RAW)
     parts = tuple(_smaller(raw, part, tensor.parts[part.role]) for part in raw.parts)
     packed = replace(spec, parts=parts)
     if all(part.encoding == RAW for part in parts) or format.why_unsupported(packed) is not None:
@@ -38,6 +38,11 @@ def plan_packed(tensor: Tensor, format: Format, rule: str) -> Step | None:
     if all(part.encoding == tensor.parts[part.role].encoding for part in parts):
         return None
     return recode(tensor, packed, f"{rule} ({tensor.codec} {PACKED})")
+
+
+def in_encoding(spec: TensorSpec, encoding: str) -> TensorSpec:
+    """Return the spec of a tensor with the same parts in an encoding."""
+    return replace(spec, parts=tuple(_in_encoding(part, encoding) for part in spec.parts))
 
 
 def _in_encoding(part: PartSpec, encoding: str) -> PartSpec:

@@ -19,17 +19,18 @@ from ingot.conversion.encoding import (
     unused_settings,
 )
 from ingot.conversion.like_stored import choice_like
-from ingot.conversion.packed_encoding import plan_packed
+from ingot.conversion.packed_encoding import in_encoding, plan_packed
 from ingot.conversion.packed_layers import unify_merged_layers
 from ingot.conversion.placement import KEEP, error_at_tensor, plan_exact, plan_unchanged, why_not_exact
 from ingot.core.bytes.packed import PACKED
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.core.runtime.memory import gc_paused
 from ingot.core.runtime.parallel import ordered
-from ingot.engine.steps import DECODED, Encode
+from ingot.engine.steps import DECODED, Encode, recode
 from ingot.engine.work import Plan, Step
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.base import (
+    RAW,
     Format,
     WriteOptions,
 )
@@ -218,7 +219,7 @@ def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decis
                 "tensor only by its name in the result; match both names, or neither",
                 rule="quantizer.matrix",
             )
-        return plan_rounded(tensor, format, rule)  # the view of rounding_view has already rounded it
+        return plan_rounded(tensor, format, rule, choice.encoding)  # the view of rounding_view has already rounded it
     pruning = inputs.prune.get(tensor.name)
     resized = pruning is not None and full_size(format) and plan_exact(tensor, format, rule) is None
     if choice is None and (pruning is None or pruning.stored) and not resized:
@@ -226,11 +227,21 @@ def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decis
     return plan_encoding_or_keep(tensor, format, rule, choice or DENSE, inputs)
 
 
-def plan_rounded(tensor: Tensor, format: Format, rule: str) -> Step:
+def plan_rounded(tensor: Tensor, format: Format, rule: str, encoding: str = RAW) -> Step:
     """Return the step that stores a rounded matrix; formats with packed layers must not store its values in 16 bits.
 
-    Raises ``UnsupportedError`` ``convert.unsupported``.
+    Raises ``UnsupportedError`` ``convert.unsupported``; also if the format lacks the ``encoding`` of the rule.
     """
+    if encoding != RAW:
+        spec = in_encoding(tensor.spec(), encoding)
+        reason = format.why_unsupported(spec)
+        if reason is None:
+            return recode(tensor, spec, f"{rule} ({encoding})")
+        raise UnsupportedError(
+            f"{format.name} cannot store the result of rule {rule!r}: {reason}. Convert to .zt first, and the result "
+            f"to {format.name}: it gets the same codes without this encoding",
+            rule="convert.unsupported",
+        )
     step = plan_unchanged(tensor, format, rule)
     if step.action == DECODED and (format.traits.packed_codecs or format.traits.f16_scales):
         raise UnsupportedError(

@@ -17,10 +17,11 @@ import numpy as np
 
 from ingot.artifacts.save import as_tensor
 from ingot.conversion.encoding import EncodingInputs, plan_encoding
+from ingot.conversion.packed_encoding import in_encoding
 from ingot.conversion.plan import plan_rounded
 from ingot.core.numeric.dtypes import cast
 from ingot.errors import IngotError, UnsupportedError
-from ingot.formats.base import Format
+from ingot.formats.base import RAW, Format
 from ingot.formats.detect import FORMATS
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.spec import TensorSpec
@@ -147,7 +148,7 @@ def _planned(format: _Key, choice: _Key, name: str) -> TensorSpec | None:
             direct = _layout_spec(choice.value, name, dtype)
             if format.value.why_unsupported(direct) is None:
                 return direct
-            step = plan_rounded(_rounded(choice, name, dtype), format.value, "sample")
+            step = plan_rounded(_rounded(choice, name, dtype), format.value, "sample", choice.value.encoding)
         else:
             step = plan_encoding(_sample(name, dtype), format.value, "sample", choice.value, _INPUTS)
     except IngotError:
@@ -180,13 +181,14 @@ class _EqualStatistics:
 def _layout_spec(choice: Choice, name: str, dtype: str) -> TensorSpec:
     """Return the spec of the sample matrix after a choice with a quantizer."""
     layout = parse_quantizer(choice.quantizer, choice.codec, choice.options).layout(_SHAPE, dtype)
-    return TensorSpec(name, _SHAPE, layout.dtype, layout.codec, layout.part_specs(_SHAPE), layout.attributes())
+    spec = TensorSpec(name, _SHAPE, layout.dtype, layout.codec, layout.part_specs(_SHAPE), layout.attributes())
+    return spec if choice.encoding == RAW else in_encoding(spec, choice.encoding)
 
 
 @cache
 def _rounded(choice: _Key, name: str, dtype: str) -> Tensor:
     """Return the sample matrix in the layout of a choice with a quantizer, with values rounded to nearest."""
-    options = {key: value for key, value in choice.value.options.items() if key != "act_order"}
+    options = {key: value for key, value in choice.value.options.items() if key not in ("act_order", "coded_bits")}
     layout = parse_quantizer(choice.value.quantizer, choice.value.codec, choice.value.options).layout(_SHAPE, dtype)
     nearest = parse_quantizer(IMPORTANCE, choice.value.codec, options)
     values = [(name, cast(_values(dtype), "f32"))]

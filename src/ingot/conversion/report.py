@@ -314,8 +314,9 @@ _EXACT_TEXTS = {  # the key is whether tensors were repacked
 
 
 def action_of(step: Step) -> str:
-    """Return the action for the report; values that a view computes are encoded or decoded, not moved."""
-    if step.action != MOVED:
+    """Return the action for the report; values that a view computes are encoded or decoded, not moved or compressed."""
+    compressed = isinstance(step, Repack) and step.compress_parts and bool(step.tensor.source_bits)
+    if step.action != MOVED and not compressed:
         return step.action
     return ENCODED if step.tensor.source_bits else DECODED if step.tensor.decoded_from else MOVED
 

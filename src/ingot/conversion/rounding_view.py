@@ -154,6 +154,7 @@ def round_weights(
     else:
         source = Location.parse(calibration).display
     merged = {name: base.dtype for name in choices if (base := view.checkpoint[name].stored_like) is not None}
+    coded = any(spec.grid.coded is not None for spec in choices.values())  # their step needs all statistics
     rounding = Rounding(
         choices,
         statistics,
@@ -162,7 +163,7 @@ def round_weights(
         dtypes=merged,
         statistics_ready=calibration is not None,
         input_scales=recipe.activations in STATIC_ACTIVATIONS,
-        replace_statistics=statistics.replace if calibration is None else None,
+        replace_statistics=statistics.replace if calibration is None and not coded else None,
         device=device,
     )
     folded, rounding = fold_model(checkpoint, recipe, rounding)

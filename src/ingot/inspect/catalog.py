@@ -256,9 +256,10 @@ def mean_bits(recipe: Recipe) -> float | None:
 def _bits(choice: Choice) -> float | None:
     """Return the stored bits per weight; None if they depend on the values, or if the codec does not support bf16."""
     if choice.quantizer is not None:
-        parts = (
-            parse_quantizer(choice.quantizer, choice.codec, choice.options).layout(_MATRIX, "bf16").part_specs(_MATRIX)
-        )
+        quantizer = parse_quantizer(choice.quantizer, choice.codec, choice.options)
+        parts = quantizer.layout(_MATRIX, "bf16").part_specs(_MATRIX)
+        if quantizer.grid.coded is not None:
+            return quantizer.grid.coded + 8 * sum(part.length or 0 for part in parts[1:]) / prod(_MATRIX)
     else:
         try:
             parts = CODECS[choice.codec].encoder(_MATRIX, "bf16", choice.options).parts

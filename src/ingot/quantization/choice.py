@@ -30,7 +30,7 @@ from ingot.quantization.device.round import round_on_device, rounds_on_device
 from ingot.quantization.entries import round_entries
 from ingot.quantization.factors import Factors
 from ingot.quantization.grid import A_ROW, AS_INTEGERS, FOUR_BITS, GRIDS, NONE, OFFSETS, POINTS, Grid, TrellisGrid
-from ingot.quantization.rounding import IMPORTANCE, QUANTIZERS, How, round_bands, round_matrix
+from ingot.quantization.rounding import IMPORTANCE, QUANTIZERS, TWO_SIDED, How, round_bands, round_matrix
 from ingot.quantization.trellis import RoundedMatrix, round_streams
 
 AWQ = "awq"
@@ -39,6 +39,8 @@ _MAX_GROUP = 1 << 20
 _PARTS: Mapping[str, Zero] = {NONE: NO_ZERO, POINTS: POINT_PART, OFFSETS: OFFSET_PART}
 _ORDER = "act_order"
 _CORRECT = "correct_bias"
+_CODED = "coded_bits"
+_CODED_RANGE = (1, 7)
 _DESCENT_COLUMNS = 64  # columns of a palette that descend together
 
 StoredLayout = AffineLayout | ScaledCodebookLayout | GgmlBlocksLayout | PaletteLayout | TrellisLayout
@@ -81,7 +83,7 @@ class QuantizerSpec:
     @property
     def on_device(self) -> bool:
         """Whether matrices can be rounded on another device than the CPU."""
-        return not self.streams and not self.entries and rounds_on_device(self.grid)
+        return not self.streams and not self.entries and self.grid.coded is None and rounds_on_device(self.grid)
 
     @property
     def points(self) -> tuple[int, int] | None:
@@ -167,7 +169,8 @@ def parse_quantizer(quantizer: object, codec: str, options: Mapping[str, Any]) -
         ``awq`` alone is ``awq+importance``.
     codec : str
         ``affine``: integers, options ``bits`` (1 to 8; 1, symmetric alone: signs), ``group`` columns or ``row``,
-        ``scales``, ``symmetric`` and ``zero_kind``.
+        ``scales``, ``symmetric`` and ``zero_kind``. With ``coded_bits``, 1 to 7, and ``two-sided``: integers of 8 bits
+        in rows for an entropy coder, which stores them in this number of bits on average; option ``scales``.
         ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``; or ``table``
         ``f4_e2m1fn`` with the ``group`` and ``scales`` of MXFP4 or NVFP4. ``ggml_blocks``: option
         ``type``. ``palette``: learnt values, options ``bits`` and ``group``, channels that share a table or
@@ -191,6 +194,8 @@ def _parse(quantizer: object, codec: str, options: dict[str, Any]) -> QuantizerS
     order = _boolean(options, _ORDER, default=False)
     if order and name == IMPORTANCE:
         raise _option_error(f"no {_ORDER} with quantizer {IMPORTANCE}, which has no feedback", order)
+    if _CODED in options:
+        return QuantizerSpec(name, _coded(quantizer, codec, options, order=order))
     if codec == PaletteLayout.codec:
         grid, channels = _palette(options)
         return QuantizerSpec(name, grid, None, order, scaled, channels)
@@ -202,6 +207,20 @@ def _parse(quantizer: object, codec: str, options: dict[str, Any]) -> QuantizerS
     if block in ENTRY_TYPES and (order or scaled):
         raise _option_error(f"neither {_ORDER} nor {AWQ} with type {block}", quantizer)
     return QuantizerSpec(name, grid, block, order, scaled)
+
+
+def _coded(quantizer: object, codec: str, options: dict[str, Any], *, order: bool) -> Grid:
+    """Return the grid of integers for an entropy coder."""
+    coded = options.pop(_CODED)
+    if quantizer != TWO_SIDED or codec != AffineLayout.codec or order:
+        raise _option_error(f"{_CODED} only with codec {AffineLayout.codec} and quantizer {TWO_SIDED} alone", quantizer)
+    low, high = _CODED_RANGE
+    if not isinstance(coded, int | float) or isinstance(coded, bool) or not low <= coded <= high:
+        raise _option_error(f"{_CODED} from {low} to {high}", coded)
+    options = {"bits": 8, "group": "row", **options}
+    if options["bits"] != 8 or options["group"] != "row":
+        raise _option_error(f"bits 8 and group 'row' with {_CODED}", options)
+    return replace(_groups(options, learnt=False, zeros=NONE), coded=float(coded))
 
 
 def _split(quantizer: object) -> tuple[bool, str]:

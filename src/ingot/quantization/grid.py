@@ -72,6 +72,11 @@ class Grid:
         ``multiply`` if all scales of a matrix are multiples of one number; ``divide`` if all are divided by it.
     amax : float or None
         With ``second``: the magnitude that the largest scale reaches; None for the largest magnitude of the matrix.
+    coded : float or None
+        For integers that an entropy coder stores: the mean bits of a code. Scales are then steps of equal weight
+        (``quantization.coded``), and only codes are searched.
+    step : float or None
+        With ``coded``: the step of the model; None if the codes of each matrix have ``coded`` bits on average.
 
     If a grid has neither a table nor zeros and is not learnt, its levels are the integers from ``-2 ** (bits - 1)`` on.
     With one bit, the levels are then -1/2 and 1/2: signs. Without zeros, scales may be negative, so that the integer
@@ -88,6 +93,8 @@ class Grid:
     scaled: bool = True
     second: str | None = None
     amax: float | None = None
+    coded: float | None = None
+    step: float | None = None
 
     @property
     def small(self) -> bool:

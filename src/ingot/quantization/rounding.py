@@ -17,6 +17,7 @@ import numpy as np
 from ingot.core.runtime import native
 from ingot.model.tensor import Array
 from ingot.quantization.blocks import rows_of, spans_between
+from ingot.quantization.coded import choose_steps
 from ingot.quantization.descent import Descent
 from ingot.quantization.factors import Factors, Feedback, feedback_factor
 from ingot.quantization.feedback import feed_back
@@ -121,7 +122,7 @@ class _Work:
             descent = Descent(bands, weights, self._factors)
             alone = self._factors.outputs is None
             for turn in range(PASSES_ALONE if alone else PASSES_LEARNT if bands[0].grid.learnt else PASSES):
-                descent.run(refit=not alone or turn > 0)
+                descent.run(refit=bands[0].grid.coded is None and (not alone or turn > 0))
 
     def _choose_all(self, bands: Sequence[Rounded], weights: Array) -> None:
         for band, rows in zip(bands, rows_of(bands), strict=True):
@@ -141,7 +142,10 @@ class _Work:
         ordered = list(bands)
         if not self._how.act_order:
             feedback = feedback_factor(factors.new_inputs)
-            targets = feed_back(bands, weights, feedback, outputs, exact=not two_sided)
+            chosen = bands[0].grid.coded is not None
+            if chosen:
+                choose_steps(bands[0], weights, factors, feedback)
+            targets = feed_back(bands, weights, feedback, outputs, exact=not two_sided, chosen=chosen)
         else:
             self._choose_all(bands, weights)
             order = np.argsort(-factors.weights, kind="stable")

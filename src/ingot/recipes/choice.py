@@ -10,6 +10,7 @@ from typing import Any
 from ingot.codecs.base import Encoder
 from ingot.codecs.table import CODECS
 from ingot.core.bytes.encodings import ENCODINGS
+from ingot.core.bytes.packed import PACKED
 from ingot.errors import UnsupportedError, UsageError
 from ingot.model.layouts.base import resolve_codec
 from ingot.quantization.choice import parse_quantizer
@@ -49,9 +50,11 @@ class Choice:
         object.__setattr__(self, "codec", resolve_codec(self.codec))
         CODECS.get_or_refuse(self.codec)
         if self.quantizer is not None:
-            if self.encoding != "raw":
-                raise UsageError("expected encoding raw with a quantizer", rule="recipe.encoding")
-            parse_quantizer(self.quantizer, self.codec, self.options)
+            if self.encoding not in ("raw", PACKED):
+                raise UsageError(f"expected encoding raw or {PACKED} with a quantizer", rule="recipe.encoding")
+            coded = parse_quantizer(self.quantizer, self.codec, self.options).grid.coded
+            if coded is not None and self.encoding != PACKED:
+                raise UsageError(f'expected encoding = "{PACKED}" with coded_bits', rule="recipe.encoding")
             return
         if self.encoding not in ENCODINGS:
             raise UsageError(

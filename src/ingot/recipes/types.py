@@ -81,7 +81,8 @@ def recipes_of_type(name: str) -> list[tuple[str, Recipe]]:
     Raises
     ------
     UsageError
-        ``recipe.unknown``: no such type, preset or file; and the rules of recipe files.
+        ``recipe.unknown``: no such type, preset or file; ``recipe.mixture``, ``recipe.rotate``, ``recipe.encoding``:
+        the recipe is for the full model; and the rules of recipe files.
     """
     rules = _rules(name)
     if rules is not None:
@@ -106,6 +107,12 @@ def recipes_of_type(name: str) -> list[tuple[str, Recipe]]:
         raise UsageError(
             f"expected types that apply to single tensors, found {name!r}, which rotates the full model",
             rule="recipe.rotate",
+        )
+    if any("coded_bits" in rule.choice.options for rule in recipe.rules if isinstance(rule.choice, Choice)):
+        raise UsageError(
+            f"expected types that apply to single tensors, found {name!r}, whose matrices share a step: it chooses the "
+            "bits of each matrix itself; convert with it alone",
+            rule="recipe.encoding",
         )
     recipe = replace(recipe, rules=tuple(rule for rule in recipe.rules if not _is_cast(rule)))
     count = max((len(rule.choice.candidates) for rule in recipe.rules if isinstance(rule.choice, Measured)), default=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -27,7 +27,8 @@ from ingot.quantization.choice import QuantizerSpec
 from ingot.quantization.grid import Grid
 from ingot.quantization.products import multiply
 from ingot.quantization.scales import second_of
-from ingot.quantization.tensor import Outcome, StatisticsSource, matrices, require_finite, round_tensor, rounding_memory
+from ingot.quantization.tensor import Outcome, StatisticsSource, matrices, round_tensor, rounding_memory
+from ingot.views.coded_step import CodedSteps, read_matrices
 from ingot.views.common import BuildTensor, lazy_tensors, require_names
 from ingot.views.input_scales import input_scales, members_of_merged
 
@@ -62,7 +63,7 @@ class Rounding:
         Whether the view has an input scale for each matrix with a second scale (``views.input_scales``).
     replace_statistics : callable, optional
         Replaces the statistics that ``load_statistics`` returns. None if matrices cannot be rounded layer by layer,
-        because the statistics exist already, or because scales are chosen for several matrices together.
+        because the statistics exist already, or because scales or steps are chosen for several matrices together.
     device : torch.device, optional
         The device on which matrices are rounded; None for the CPU.
     saved : dict
@@ -89,11 +90,11 @@ def round_to(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
     require_names(checkpoint, rounding.choices)
     choices = rounding.choices
     cache = _RoundedCache(default_workers() + 2)
-    magnitudes = _Magnitudes(checkpoint, choices)
+    shared = _Shared(_Magnitudes(checkpoint, choices), CodedSteps(checkpoint, choices))
     biases = {bias: name for name, spec in choices.items() if (bias := _bias_of(checkpoint, name, spec))}
 
     def work(name: str) -> _RoundedTensor:
-        return _RoundedTensor(checkpoint[name], rounding, cache, magnitudes)
+        return _RoundedTensor(checkpoint[name], rounding, cache, shared)
 
     def builder(name: str) -> BuildTensor | None:
         if name in biases:
@@ -142,6 +143,14 @@ class _Magnitudes:
             return max(self._amax[member] for member in members)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Numbers that depend on several matrices."""
+
+    magnitudes: _Magnitudes
+    steps: CodedSteps
+
+
 class _RoundedCache:
     """A cache of recently rounded matrices, because a reader of one part usually reads the others next."""
 
@@ -168,10 +177,10 @@ class _CachedParts:
 class _RoundedTensor:
     """A tensor to round; its parts are computed when one of them is first read."""
 
-    def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache, magnitudes: _Magnitudes) -> None:
+    def __init__(self, tensor: Tensor, rounding: Rounding, cache: _RoundedCache, shared: _Shared) -> None:
         self.tensor = tensor
         self._cache = cache
-        self._magnitudes = magnitudes
+        self._shared = shared
         self.spec = rounding.choices[tensor.name]
         self._load_statistics = rounding.load_statistics
         self._outcomes = rounding.outcomes
@@ -210,27 +219,21 @@ class _RoundedTensor:
         if saved is not None:
             return {role: _bytes(read()) for role, read in saved.items()}
         spec = replace(self.spec, grid=self._grid())
-        parts, outcomes = round_tensor(spec, _matrices(self.tensor), self._load_statistics(), device=self._device)
+        parts, outcomes = round_tensor(spec, read_matrices(self.tensor), self._load_statistics(), device=self._device)
         self._outcomes.update({outcome.matrix: outcome for outcome in outcomes})
         return {role: _bytes(array) for role, array in parts.items()}
 
     def _grid(self) -> Grid:
-        """Return the grid to which the tensor is rounded; a second scale is set from the tensor's largest magnitude."""
+        """Return the grid to which the tensor is rounded, with the numbers that it shares with other tensors."""
         grid = self.spec.grid
-        return replace(grid, amax=self._magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
+        if grid.coded is not None:
+            return replace(grid, step=self._shared.steps.of_bits(grid.coded, self._load_statistics()))
+        return replace(grid, amax=self._shared.magnitudes.of_matrix(self.tensor.name)) if grid.second else grid
 
 
 def is_vocabulary(name: str) -> bool:
     """Return whether a tensor is an embedding or a head, whose statistics have no G."""
     return role_of(name) in ("embedding", "head")
-
-
-def _matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
-    """Yield a tensor's matrices in f32 by the names of their statistics."""
-    for name, index in matrices(tensor.name, tensor.shape):
-        values = cast(tensor[index] if index else tensor.numpy(), "f32")
-        require_finite(values, tensor.name)
-        yield name, np.ascontiguousarray(values)
 
 
 def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | None:

@@ -26,6 +26,7 @@ def test_every_preset_has_a_row() -> None:
     [
         ("int4", "4.25", {"vLLM", "transformers", "MLX (mlx-lm)", "llama.cpp"}),
         ("w4a16-calibrated", "4.25", {"vLLM", "transformers"}),
+        ("coded4-calibrated", "4.00", {"Ingot"}),
         ("trellis4-calibrated", "4.25", {"Ingot"}),
         ("mlx-8bit", "8.50", {"MLX (mlx-lm)"}),
         ("q4_k", "4.50", {"llama.cpp"}),
@@ -44,7 +45,7 @@ def test_rows(name: str, bits: str, programs: set[str]) -> None:
 
 def test_what_only_ingot_reads_says_so_first() -> None:
     for name in PRESETS:
-        if name.startswith(("trellis", "table")):
+        if name.startswith(("coded", "trellis", "table")):
             assert load_recipe(name).description.startswith("Only Ingot reads it"), name
 
 
