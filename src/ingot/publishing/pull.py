@@ -15,11 +15,13 @@ from ingot.core.runtime.progress import Progress
 from ingot.errors import IntegrityError, UsageError
 from ingot.model.store import OverwritePolicy
 from ingot.publishing.options import PullOptions
+from ingot.publishing.unpack import unpack_layers
 from ingot.reporting.report import Bytes, Count, Line, Report, figures_of
 from ingot.reporting.reportable import Reportable
 from ingot.stores.local import LocalTarget
 from ingot.stores.location import Location
-from ingot.stores.registry.store import RegistryStore
+from ingot.stores.registry.store import RegistryScheme, RegistryStore
+from ingot.stores.scheme import STORES
 
 _WINDOW = 64 << 20  # read by several requests at once
 
@@ -28,7 +30,8 @@ _WINDOW = 64 << 20  # read by several requests at once
 class Pulled(Reportable):
     """The result of pulling: the number of files and their size in bytes; ``version`` is the artifact's digest.
 
-    ``resumed`` is the number of bytes that an interrupted run had fetched.
+    ``resumed`` is the number of bytes that an interrupted run had fetched, ``unpacked`` the number of archives whose
+    files are among them.
     """
 
     source: str
@@ -37,10 +40,16 @@ class Pulled(Reportable):
     size: Bytes
     resumed: Bytes
     version: str
+    unpacked: Count = 0
 
     def report(self) -> Report:
         """Return the figures and lines as a ``Report``."""
         lines = [Line("{destination}: {files} files of {size} pulled; each has the SHA-256 that the registry states")]
+        if self.unpacked:
+            lines = [
+                Line("{destination}: {files} files of {size} pulled"),
+                Line("{unpacked} layers were archives; each layer has the SHA-256 that the registry states"),
+            ]
         if self.resumed:
             lines.append(Line("{resumed} are from an interrupted run"))
         return Report(figures_of(self), [*lines, Line("{version}", "version")])
@@ -59,7 +68,7 @@ def pull(options: PullOptions) -> Pulled:
     UsageError
         ``pull.address``; ``store.missing``; ``target.exists``, ``target.foreign``.
     FormatError, UnsupportedError
-        ``registry.manifest``, ``registry.name``, ``registry.layer``.
+        ``registry.manifest``, ``registry.name``, ``registry.layer``, ``tar.stream``, ``tar.entry``.
     IntegrityError
         ``registry.digest``, ``registry.size``: the registry sends other bytes than its manifest states.
     ResourceError
@@ -75,8 +84,9 @@ def pull(options: PullOptions) -> Pulled:
     if location.scheme != "oci":
         message = "expected oci://HOST/NAME:TAG; `ingot convert` and other commands read other addresses directly"
         raise UsageError(message, rule="pull.address", where=location.display)
-    store, single = location.find()
-    assert isinstance(store, RegistryStore)
+    scheme = STORES[location.scheme]
+    assert isinstance(scheme, RegistryScheme)
+    store, single = scheme.find(location.text, unpacks=True)
     names = [single] if single else sorted(name for name in store.tree() if not name.endswith("/"))
     sizes = {name: store.blob(name).size for name in names}
     policy = OverwritePolicy(options.overwrite, partial(require_ours, also=frozenset(names)))
@@ -85,20 +95,24 @@ def pull(options: PullOptions) -> Pulled:
     with destination.stage(policy, directory=True, resume=options.resume) as staging:
         staging.require_room(sum(sizes.values()))
         target = LocalTarget(staging.files)
-        progress = Progress(sum(sizes.values()), options.progress)
+        packed = sum(archive.blob.size for archive in store.manifest.archives)
+        progress = Progress(sum(sizes.values()) + packed, options.progress)
         for name in names:
             staged = target.store()
             start = min(staged.stat(name).size, sizes[name]) if staging.resumed and staged.exists(name) else 0
             if _fetch(store, name, target, start, progress):
                 resumed += start
-        staging.publish(names)
+        pulled = sum(sizes.values())
+        sizes |= unpack_layers(store, target, lambda nbytes: staging.require_room(pulled + nbytes), progress)
+        staging.publish(sorted(sizes))
     return Pulled(
         source=location.display,
         destination=destination.display,
-        files=len(names),
+        files=len(sizes),
         size=sum(sizes.values()),
         resumed=resumed,
         version=store.digest,
+        unpacked=len(store.manifest.archives),
     )
 
 

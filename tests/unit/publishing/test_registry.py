@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import tarfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.core.bytes.encodings import compress_frame
 from ingot.errors import IngotError, UsageError
 from ingot.stores.local import LocalStore
 from ingot.stores.location import Location
@@ -260,8 +264,8 @@ def test_names_that_lead_elsewhere_or_collide(registry: FakeRegistry, model: Pat
         ({"layer": {"digest": "sha512:00"}}, "registry.manifest"),
         ({"layer": {"digest": "sha256:" + "0" * 63 + "G"}}, "registry.manifest"),
         ({"layer": {"mediaType": 3}}, "registry.manifest"),
-        ({"layer": {"mediaType": "application/vnd.cncf.model.weight.v1.tar"}}, "registry.layer"),
-        ({"layer": {"mediaType": "application/vnd.cncf.model.weight.v1.tar+zstd"}}, "registry.layer"),
+        ({"layer": {"mediaType": "application/vnd.cncf.model.weight.v1.zip"}}, "registry.layer"),
+        ({"layer": {"mediaType": "application/vnd.cncf.model.weight.v1.tar+xz"}}, "registry.layer"),
         ({"layer": {"annotations": None}}, "registry.name"),
     ],
 )
@@ -271,6 +275,103 @@ def test_manifests_that_are_refused(
     ingot.push(model, address(registry))
     registry.change("org/model", "v1", **fields)
     assert rule_of(lambda: ingot.pull(address(registry), tmp_path / "back")) == rule
+
+
+def put_archive(registry: FakeRegistry, data: bytes, ending: str, **annotations: str) -> str:
+    """Add a layer that is an archive to the artifact, and return its digest."""
+    digest = f"sha256:{sha256(data).hexdigest()}"
+    registry.blobs["org/model", digest] = data
+    manifest = json.loads(registry.manifests["org/model", "v1"])
+    media_type = f"application/vnd.cncf.model.weight.v1{ending}"
+    layer = {"mediaType": media_type, "digest": digest, "size": len(data), "annotations": annotations}
+    manifest["layers"].append(layer)
+    registry.manifests["org/model", "v1"] = json.dumps(manifest).encode()
+    return digest
+
+
+def archive_of(files: dict[str, bytes], link: str = "") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        if link:
+            info = tarfile.TarInfo(link)
+            info.type = tarfile.SYMTYPE
+            info.linkname = "/etc/passwd"
+            archive.addfile(info)
+    return out.getvalue()
+
+
+PACK = {".tar": bytes, ".tar+gzip": gzip.compress, ".tar+zstd": compress_frame}
+MORE = {"more/second.bin": bytes(range(256)) * 3000, "./tokenizer.json": b"{}"}
+UNPACKED = {name.removeprefix("./"): data for name, data in MORE.items()}
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_layers_that_are_archives_are_unpacked(
+    registry: FakeRegistry, model: Path, tmp_path: Path, ending: str
+) -> None:
+    ingot.push(model, address(registry))
+    put_archive(registry, PACK[ending](archive_of(MORE)), ending, **{"org.cncf.model.filepath": "more"})
+    pulled = ingot.pull(address(registry), tmp_path / "back")
+    assert contents(tmp_path / "back") == {**contents(model), **UNPACKED}
+    assert (pulled.files, pulled.unpacked) == (7, 1)
+    assert pulled.size == sum(map(len, contents(tmp_path / "back").values()))
+    assert rule_of(lambda: ingot.open(address(registry))) == "registry.layer"
+    assert rule_of(lambda: ingot.pull(f"{address(registry)}/config.json", tmp_path / "one")) == "registry.layer"
+
+
+def test_an_artifact_of_one_archive(registry: FakeRegistry, model: Path, tmp_path: Path) -> None:
+    ingot.push(model, address(registry))
+    manifest = json.loads(registry.manifests["org/model", "v1"])
+    registry.manifests["org/model", "v1"] = json.dumps({**manifest, "layers": []}).encode()
+    put_archive(registry, archive_of(contents(model)), ".tar")
+    ingot.pull(address(registry), tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(model)
+    with ingot.open(tmp_path / "back") as checkpoint:
+        assert set(checkpoint) == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_archives_that_are_refused_leave_nothing(
+    registry: FakeRegistry, model: Path, tmp_path: Path, ending: str
+) -> None:
+    good = archive_of(MORE)
+    cases = [
+        (archive_of({"../up": b"1"}), "registry.name"),
+        (archive_of({"/tmp/absolute": b"1"}), "registry.name"),
+        (archive_of({"config.json": b"1"}), "registry.name"),  # a layer of this name exists
+        (archive_of({"CONFIG.json": b"1"}), "registry.name"),
+        (archive_of({"config.json/x": b"1"}), "registry.name"),
+        (archive_of(MORE, link="link"), "tar.entry"),
+        (good[:-11000], "tar.stream"),
+        (good + b"more", "tar.stream"),
+        (b"no archive" * 100, "tar.stream"),
+    ]
+    for data, rule in cases:
+        ingot.push(model, address(registry), overwrite=True)
+        put_archive(registry, PACK[ending](data), ending)
+        assert rule_of(lambda: ingot.pull(address(registry), tmp_path / "back")) == rule
+        assert not (tmp_path / "back").exists()
+    ingot.push(model, address(registry), overwrite=True)
+    put_archive(registry, b"neither gzip nor tar", ending)
+    assert rule_of(lambda: ingot.pull(address(registry), tmp_path / "back")) == "tar.stream"
+
+
+def test_an_archive_with_other_bytes_is_refused(registry: FakeRegistry, model: Path, tmp_path: Path) -> None:
+    ingot.push(model, address(registry))
+    data = archive_of(MORE)
+    digest = put_archive(registry, data, ".tar")
+    registry.blobs["org/model", digest] = data.replace(b"\x05\x06\x07", b"\x05\x06\x08")
+    assert rule_of(lambda: ingot.pull(address(registry), tmp_path / "back")) == "registry.digest"
+    registry.blobs["org/model", digest] = data + bytes(512)
+    assert rule_of(lambda: ingot.pull(address(registry), tmp_path / "back")) == "registry.size"
+    assert not (tmp_path / "back").exists()
+    registry.blobs["org/model", digest] = data
+    ingot.pull(address(registry), tmp_path / "back", resume=True)
+    assert contents(tmp_path / "back") == {**contents(model), **UNPACKED}
 
 
 def test_a_manifest_that_is_no_json_or_too_large(registry: FakeRegistry, model: Path) -> None:

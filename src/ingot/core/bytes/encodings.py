@@ -57,6 +57,14 @@ _TINY_FRAME = 64
 Buffer = bytes | bytearray | memoryview
 
 
+ZstdError = zstd.ZstdError
+
+
+def zstd_decompressor() -> zstd.ZstdDecompressor:
+    """Return a decompressor of one frame, which refuses frames with a larger window than zstd writes by default."""
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG})
+
+
 def compress_frame(data: Buffer, level: int = LEVEL) -> bytes:
     """Compress at most ``FRAME`` bytes into one zstd frame, whose header contains the content size."""
     return zstd.compress(data, options={zstd.CompressionParameter.compression_level: level})
@@ -206,7 +214,7 @@ class SeekableReader(FramesReader):
             declared = zstd.get_frame_info(data).decompressed_size
             if not data[4] & _FRAME_HAS_CHECKSUM or declared not in (size, None):
                 raise self._refuse(f"expected a frame of {size} bytes with a checksum")
-            decoder = _decoder()
+            decoder = zstd_decompressor()
             content = decoder.decompress(data, size + 1)  # a byte more than expected shows a frame that is too long
         except zstd.ZstdError as error:
             raise self._refuse(f"not a valid zstd frame: {error}") from error
@@ -226,10 +234,6 @@ class PackedReader(FramesReader):
 
     def _decode(self, index: int, data: Buffer, out: memoryview) -> None:
         packed.decode_checked(self._index, index, data, np.frombuffer(out, np.uint8), self._location)
-
-
-def _decoder() -> zstd.ZstdDecompressor:
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG})
 
 
 class _FrameDecoder:
@@ -281,7 +285,7 @@ class _FrameDecoder:
                 f"{self._produced} bytes in all",
                 where=self._location,
             )
-        return _decoder()
+        return zstd_decompressor()
 
 
 class Decoding:

@@ -6,7 +6,7 @@ Ingot stores each file as it is, as one layer: its media type ends in ``.raw``, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ _ARTIFACT = "application/vnd.cncf.model.manifest.v1+json"
 _FILE_PATH = "org.cncf.model.filepath"
 _TITLE = "org.opencontainers.image.title"  # oras reads it
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_TARS = {".tar": "", ".tar+gzip": "gzip", ".tar.gzip": "gzip", ".tar+zstd": "zstd", ".tar.zstd": "zstd"}
 _ARCHIVES = ("tar", "gzip", "zstd", "zip")
 # The oras command gives every file this type; it marks archives of folders.
 _ANY_LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -63,11 +64,23 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
+class Archive:
+    """A layer that is a tar archive; ``compression`` is empty, ``gzip`` or ``zstd``."""
+
+    blob: Blob
+    compression: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of an artifact by their names, and the blob that describes the model."""
+    """The files of an artifact by their names, and the blob that describes the model.
+
+    ``archives`` are layers that contain further files, in their order.
+    """
 
     files: Mapping[str, Blob]
     config: Blob
+    archives: Sequence[Archive] = ()
 
     def encoded(self) -> bytes:
         """Return the manifest as JSON; it depends on nothing but the files and the description."""
@@ -86,7 +99,7 @@ class Manifest:
 
 
 def parse_manifest(raw: bytes, location: str) -> Manifest:
-    """Parse a manifest, whose layers must be files with names.
+    """Parse a manifest, whose layers must be files with names, or tar archives.
 
     Raises
     ------
@@ -94,7 +107,7 @@ def parse_manifest(raw: bytes, location: str) -> Manifest:
         ``registry.manifest``: not a manifest; ``registry.name``: a layer without a name, a name that leads out of the
         folder, or two files of one name.
     UnsupportedError
-        ``registry.manifest``: a list of manifests; ``registry.layer``: an archive as a layer.
+        ``registry.manifest``: a list of manifests; ``registry.layer``: an archive of another type as a layer.
     """
     fields = strict_json(raw, _RULE, _RULE, location)
     if "manifests" in fields:
@@ -108,16 +121,24 @@ def parse_manifest(raw: bytes, location: str) -> Manifest:
         raise FormatError(_RULE, "expected a manifest with layers", where=location)
     config = _blob(fields.get("config"), location)
     files: dict[str, Blob] = {}
+    archives = []
     checker = NameChecker()
     for layer in layers:
         blob = _blob(layer, location)
-        name = _file_name(layer, blob, location)
+        annotations = layer.get("annotations")
+        annotations = annotations if isinstance(annotations, dict) else {}
+        is_file = blob.media_type == _ANY_LAYER and _TITLE in annotations and _UNPACK not in annotations
+        compression = None if is_file else _compression(blob, location)
+        if compression is not None:
+            archives.append(Archive(blob, compression))
+            continue
+        name = _file_name(annotations, location)
         try:
             checker.add(name)
         except FormatError as error:
             raise FormatError(_NAME, error.message, where=f"{location}: {name[:200]!r}") from None
         files[name] = blob
-    return Manifest(files, config)
+    return Manifest(files, config, archives)
 
 
 def require_digest(text: str, location: str) -> str:
@@ -143,18 +164,23 @@ def _blob(fields: Any, location: str) -> Blob:
     return Blob(require_digest(str(fields.get("digest")), location), size, media_type)
 
 
-def _file_name(layer: dict[str, Any], blob: Blob, location: str) -> str:
-    """Return the name of a layer's file."""
-    annotations = layer.get("annotations")
-    annotations = annotations if isinstance(annotations, dict) else {}
-    is_file = blob.media_type == _ANY_LAYER and _TITLE in annotations and _UNPACK not in annotations
-    if blob.media_type.endswith(_ARCHIVES) and not is_file:
+def _compression(blob: Blob, location: str) -> str | None:
+    """Return the compression of a tar archive, empty without one; None for a layer that is a file."""
+    for ending, compression in _TARS.items():
+        if blob.media_type.endswith(ending):
+            return compression
+    if ".tar" in blob.media_type or blob.media_type.endswith(_ARCHIVES):
         raise UnsupportedError(
-            f"a layer is an archive ({blob.media_type[:80]}), and Ingot reads layers that are files: pull it with the "
-            "program that pushed it (such as `modctl pull --extract-dir`)",
+            f"a layer is an archive ({blob.media_type[:80]}), and Ingot unpacks tar, tar+gzip and tar+zstd: pull it "
+            "with the program that pushed it",
             rule="registry.layer",
             where=location,
         )
+    return None
+
+
+def _file_name(annotations: dict[str, Any], location: str) -> str:
+    """Return the name of a layer's file."""
     names = (annotations.get(key) for key in (_FILE_PATH, _TITLE))
     name = next((name for name in names if isinstance(name, str) and name), None)
     if name is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from urllib.parse import quote, unquote
 
 from ingot.core.bytes import checksums
-from ingot.errors import UsageError
+from ingot.errors import UnsupportedError, UsageError
 from ingot.model.bytesource import ByteSource, MemorySource, Stamp
 from ingot.model.store import Listing, Store, checked_name
 from ingot.stores.memory import listing_of
@@ -15,7 +16,7 @@ from ingot.stores.registry.client import RegistryClient
 from ingot.stores.registry.manifest import Blob, Manifest, parse_manifest
 from ingot.stores.remote.address import Address, address_of, without_secrets
 from ingot.stores.remote.failures import missing
-from ingot.stores.remote.source import HEAD
+from ingot.stores.remote.source import HEAD, RemoteSource
 from ingot.stores.remote.store import RemoteScheme, RemoteStore
 
 LATEST = "latest"
@@ -109,6 +110,18 @@ class RegistryStore(RemoteStore):
             blob.check(checksums.digest("sha256", source.view(0, blob.size)), self.location_of(name))
         return source
 
+    def open_layer(self, layer: Blob) -> ByteSource:
+        """Open a layer that is no file by one request; raise the errors of ``open``."""
+        location = f"{self.location}: layer {layer.digest}"
+        if not layer.size:
+            return MemorySource(b"", location)
+        key = self.registry.blob_key(layer.digest)
+        opened = self.registry.open(key, HEAD)
+        reopen = partial(self._scheme.reopen, self.url)
+        source = RemoteSource(self.registry, key, opened, location, reopen, lambda: None)
+        layer.check_size(source.size, location)
+        return source
+
     def stat(self, name: str) -> Stamp:
         return super().stat(name) if self.blob(name).size else Stamp(0)
 
@@ -127,16 +140,25 @@ class RegistryScheme(RemoteScheme):
 
     def store(self, text: str, io: str) -> RegistryStore:
         """Return a folder of an artifact; ``io`` has no effect."""
-        return open_artifact(parse_reference(text), self)
+        store = open_artifact(parse_reference(text), self)
+        _require_files(store.manifest, without_secrets(text))
+        return store
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
         """Return the store and the name of the file in it; for a folder, the folder and an empty name.
 
-        Raises ``UsageError`` ``store.missing``, and the errors of ``open_artifact``.
+        Raises ``UsageError`` ``store.missing``, ``UnsupportedError`` ``registry.layer`` if layers are archives, and the
+        errors of ``open_artifact``.
         """
+        return self.find(text)
+
+    def find(self, text: str, *, unpacks: bool = False) -> tuple[RegistryStore, str]:
+        """Return the result of ``locate``; with ``unpacks``, layers may be archives if the address names no file."""
         reference = parse_reference(text)
         folder, _, last = reference.path.rpartition("/")
         store = open_artifact(replace(reference, path=folder), self)
+        if reference.path or not unpacks:
+            _require_files(store.manifest, without_secrets(text))
         if last and store.exists(last):
             return store, last
         if last:
@@ -150,6 +172,16 @@ class RegistryScheme(RemoteScheme):
             "write to a local folder, and copy it to the registry with `ingot push`",
             rule="store.not-writable",
             where=self.location(text),
+        )
+
+
+def _require_files(manifest: Manifest, location: str) -> None:
+    """Raise ``UnsupportedError`` ``registry.layer`` if files of the artifact are in archives."""
+    if manifest.archives:
+        raise UnsupportedError(
+            "files of this artifact are in tar archives, which cannot be read by ranges: `ingot pull` unpacks them",
+            rule="registry.layer",
+            where=location,
         )
 
 
