@@ -47,10 +47,11 @@ _SEARCHED = 1 << 20
 _RAW, _CODED = range(2)
 _PLAIN, _CONSTANT, _SYMBOLS = range(3)
 _MAX_CONTEXTS = 8
-_SAMPLE = 1 << 15  # the fewest symbols that are coded to choose contexts
-_MAX_STEP = 8  # at least one unit in eight is coded to choose contexts
+_SAMPLE = 1 << 13  # the fewest symbols that are coded to choose contexts
+_MAX_STEP = 16  # at least one unit in sixteen is coded to choose contexts
 _GAIN = 0.999  # more contexts must save a thousandth, because they take time
-_SLACK = 2048  # bytes by which the coded symbols of small streams may exceed the symbols
+_SLACK = 4096  # bytes of a buffer for each stream in addition to its symbols: heads, and tables of small streams
+_SHORT = 64  # symbols that are compared first to find a constant stream
 
 
 def content_of(layout: RecordLayout) -> int:
@@ -70,28 +71,33 @@ def encode_frame(layout: RecordLayout, data: Buffer) -> bytes:
     content = np.frombuffer(data, np.uint8)
     records = len(content) // layout.record
     body = content[: records * layout.record]
-    encoded = bytearray((_CODED,))
+    tail = content[len(body) :]
     if records:
-        target = _scratch(records * layout.width)
+        target = _scratch("streams", records * layout.width)
         target[:] = 0
         layout.move(body, target, records, join=False)
         arrays = _split(layout, target, records)
+        encoded = _scratch("frame", len(target) + len(arrays) * _SLACK)
+        encoded[0] = _CODED
+        size = 1
         for stream, symbols in zip(layout.streams, arrays, strict=True):
-            encoded += _encode_stream(stream, symbols, _keys(stream, arrays, records))
-            if len(encoded) > len(content):
+            size += _encode_stream(stream, symbols, _keys(stream, arrays, records), encoded[size:])
+            if size > len(body):
                 break
-    encoded += content[len(body) :].tobytes()
-    return bytes(encoded) if records and len(encoded) <= len(content) else bytes((_RAW,)) + bytes(data)
+        if size <= len(body):
+            return encoded[:size].tobytes() + tail.tobytes()
+    return bytes((_RAW,)) + bytes(data)
 
 
 _LOCAL = threading.local()
 
 
-def _scratch(size: int) -> Array:
-    """Return the first ``size`` bytes of the calling thread's buffer: new pages for every frame would take long."""
-    buffer: Array | None = getattr(_LOCAL, "buffer", None)
+def _scratch(purpose: str, size: int) -> Array:
+    """Return the first ``size`` bytes of a buffer of the calling thread: new pages for every frame would take long."""
+    buffer: Array | None = getattr(_LOCAL, purpose, None)
     if buffer is None or len(buffer) < size:
-        buffer = _LOCAL.buffer = np.empty(size, np.uint8)
+        buffer = np.empty(size, np.uint8)
+        setattr(_LOCAL, purpose, buffer)
     return buffer[:size]
 
 
@@ -139,51 +145,60 @@ _NO_CONTEXTS = np.empty(0, np.uint8)
 _NO_LIMITS = np.empty(0, np.uint16)
 
 
-def _encode_stream(stream: Stream, symbols: Array, keys: Array | None) -> bytes:
-    if bool((symbols == symbols[0]).all()):
-        return bytes((_CONSTANT, symbols[0]))
+def _encode_stream(stream: Stream, symbols: Array, keys: Array | None, out: Array) -> int:
+    """Encode a stream at the start of ``out``, and return the number of bytes: at most one more than the symbols."""
+    if _is_constant(symbols[:_SHORT]) and _is_constant(symbols):
+        out[0] = _CONSTANT
+        out[1] = symbols[0]
+        return 2
     limits = _NO_LIMITS
-    step = min(_MAX_STEP, len(symbols) // _SAMPLE)
-    if keys is not None and step > 1:
-        sample = np.ascontiguousarray(symbols.reshape(-1, stream.unit)[::step]).reshape(-1)
-        limits, _ = _smallest(stream, sample, keys[::step], step)
-        coded = _code(stream, symbols, keys, limits)
-    elif keys is not None:
-        limits, coded = _smallest(stream, symbols, keys)
-    else:
-        coded = _code(stream, symbols, keys, limits)
-    head = bytes((_SYMBOLS, len(limits) + 1)) + limits.astype("<u2").tobytes() + len(coded).to_bytes(4, "little")
-    if not len(coded) or len(head) + len(coded) > len(symbols):
-        return bytes((_PLAIN,)) + symbols.tobytes()
-    return head + coded.tobytes()
+    if keys is not None:
+        step = max(1, min(_MAX_STEP, len(symbols) // _SAMPLE))
+        sample = symbols
+        if step > 1:
+            sample = np.ascontiguousarray(symbols.reshape(-1, stream.unit)[::step]).reshape(-1)
+        limits = _best_limits(stream, sample, keys[::step], step)
+    start = 6 + 2 * len(limits)
+    size = _code(stream, symbols, keys, limits, out[start : start + len(symbols) + _SLACK // 2])
+    if not size or start + size > len(symbols):
+        out[0] = _PLAIN
+        out[1 : len(symbols) + 1] = symbols
+        return 1 + len(symbols)
+    head = bytes((_SYMBOLS, len(limits) + 1)) + limits.astype("<u2").tobytes() + size.to_bytes(4, "little")
+    out[:start] = np.frombuffer(head, np.uint8)
+    return start + size
 
 
-def _code(stream: Stream, symbols: Array, keys: Array | None, limits: Array) -> Array:
-    """Code symbols with the contexts between ``limits``; the result is empty if it would be larger than the symbols."""
-    out = np.empty(len(symbols) + _SLACK, np.uint8)
+def _is_constant(symbols: Array) -> bool:
+    return bool((symbols == symbols[0]).all())
+
+
+def _code(stream: Stream, symbols: Array, keys: Array | None, limits: Array, out: Array) -> int:
+    """Code symbols with the contexts between ``limits``, and return the number of bytes; 0 if ``out`` is too small."""
     contexts = _NO_CONTEXTS if keys is None or not len(limits) else _contexts(keys, limits)
-    return out[: native.kernels.symbols_encode(symbols, stream.unit, contexts, len(limits) + 1, stream.pairs, out)]
+    return native.kernels.symbols_encode(symbols, stream.unit, contexts, len(limits) + 1, stream.pairs, out)
 
 
-def _smallest(stream: Stream, symbols: Array, keys: Array, scale: int = 1) -> tuple[Array, Array]:
-    """Return the limits of keys between contexts with which symbols take the fewest bytes, and the coded symbols.
+def _best_limits(stream: Stream, symbols: Array, keys: Array, scale: int) -> Array:
+    """Return the limits of keys between contexts with which symbols take the fewest bytes.
 
     More contexts are tried as long as they help. ``symbols`` are a sample of a stream that has ``scale`` times as many
     symbols and tables of the same size.
     """
     ordered = np.sort(keys, kind="stable")  # by radix
     table = 2 * 16 if stream.pairs else min(256, int(symbols.max()) + 1)
-    best = (_NO_LIMITS, np.empty(0, np.uint8))
+    out = _scratch("sample", len(symbols) + _SLACK)
+    best = _NO_LIMITS
     best_size = float("inf")
     for count in (1, 4, _MAX_CONTEXTS) if stream.unit == 1 else (1, 2, 4):
-        quantiles = ordered[[len(ordered) * k // count for k in range(1, count)]]
-        limits = np.unique(quantiles[quantiles > ordered[0]])
-        coded = _code(stream, symbols, keys, limits)
+        quantiles = {int(ordered[len(ordered) * k // count]) for k in range(1, count)}
+        limits = np.array(sorted(quantiles - {int(ordered[0])}), np.uint16)
+        coded = _code(stream, symbols, keys, limits, out)
         tables = table * (len(limits) + 1)
-        size = max(0, len(coded) - tables) * scale + tables if len(coded) else float("inf")
+        size = max(0, coded - tables) * scale + tables if coded else float("inf")
         if count > 1 and size >= _GAIN * best_size:
             break
-        best = (limits, coded)
+        best = limits
         best_size = size
     return best
 
@@ -199,7 +214,7 @@ def decode_frame(layout: RecordLayout, frame: Buffer, out: Array, location: str)
         return
     if mode != _CODED or not records or records * layout.width > _MAX_SYMBOLS:
         raise _error("a frame of another mode or size", location)
-    source = _scratch(records * layout.width)
+    source = _scratch("streams", records * layout.width)
     arrays = _split(layout, source, records)
     position = 1
     for stream, symbols in zip(layout.streams, arrays, strict=True):
