@@ -24,7 +24,7 @@ def read_changes(checkpoint: Checkpoint) -> dict[str, list[Change]]:
         ``adapter.method``: the adapter is not LoRA; ``adapter.config``: an aLoRA, or a replaced norm.
     FormatError
         ``adapter.config``: no valid alpha; ``adapter.tensors``: unknown names, a missing factor, or no tensors;
-        ``adapter.rank``: the shapes of two factors do not fit together.
+        ``adapter.rank``: two factors have incompatible shapes.
     """
     metadata = checkpoint.metadata
     method = metadata.get("adapter.type")

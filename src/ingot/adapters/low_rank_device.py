@@ -12,17 +12,18 @@ from ingot.model.tensor import Array
 
 
 def span_on_device(rows: Array, start: Array, iterations: int, device: Any) -> tuple[Array, Array]:
-    """Return an orthonormal base of the leading columns' space, f32 [rows, r], and the rows' projection: f32 [r, cols].
+    """Return an orthonormal basis of the dominant column space, f32 [rows, r], and the projection on it, f32 [r, cols].
 
     Parameters
     ----------
     rows : f32 [rows, cols]
+        The matrix.
     start : f32 [cols, r]
-        The random matrix that the iteration starts with.
+        The random matrix with which the iteration starts.
     iterations : int
     device : torch.device
-        It multiplies in f32, and computes orthonormal bases in f64, on the CPU if it has no f64. Only matrices of r
-        columns come back.
+        Multiplies in f32 and computes bases in f64, on the CPU if it has no f64. Only matrices with r columns are
+        copied from it.
 
     Raises ``ResourceError`` ``device.memory``.
     """

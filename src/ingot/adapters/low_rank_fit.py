@@ -1,8 +1,9 @@
 """The best low-rank approximation of the difference between a fine-tune and its base.
 
-Singular vectors are computed in f32; the rank follows from a limit of the error or of the size. The algorithm is
-randomized subspace iteration (Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4 and 5.1) with a fixed
-seed. ``codecs.wrap.low_rank_fit`` implements it for stored deltas in f64, which is three times slower.
+Singular vectors are computed in f32. The rank is the smallest for a limit of the error, or the best for a limit of the
+size. The algorithm is randomized subspace iteration (Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4 and
+5.1) with a fixed seed. ``codecs.wrap.low_rank_fit`` implements it in f64 for stored deltas, which is three times
+slower.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BLOCK = 1 << 20  # elements of the residual that are computed at a time
 class Factors:
     """Factors of a change, ``b @ a``, rounded to their element type.
 
-    ``error`` is the norm of the difference between change and product, relative to the norm of the change.
+    ``error`` is the norm of change minus product, divided by the norm of the change.
     """
 
     a: Array
@@ -87,7 +88,8 @@ class Change:
     def with_error(self, max_error: float, dtype: str) -> Factors:
         """Return factors of the smallest rank whose relative error is at most ``max_error``.
 
-        Raises ``UnsupportedError`` ``adapter.error``: no factors with fewer elements than the matrix are that accurate.
+        Raises ``UnsupportedError`` ``adapter.error`` if only factors with more elements than the matrix are accurate
+        enough.
         """
         count = min(_FIRST_RANK, self.useful_limit)
         while True:
@@ -128,7 +130,7 @@ class Change:
         return Factors(stored[0], stored[1], self._error(*stored))
 
     def _error(self, a: Array, b: Array) -> float:
-        """Return the norm of the difference between change and product, relative to the norm of the change."""
+        """Return the norm of change minus product, divided by the norm of the change."""
         if self._whitening is None:
             step = max(1, _BLOCK // max(1, a.shape[1]))
             starts = range(0, len(b), step)
@@ -139,14 +141,14 @@ class Change:
 
 
 def ranks_for_size(values: Mapping[str, Array], costs: Mapping[str, int], size: int) -> dict[str, int]:
-    """Return the ranks of the matrices that minimize the total error of factors with at most ``size`` bytes in total.
+    """Return the rank of each matrix that minimizes the total error under a limit of ``size`` bytes.
 
     Parameters
     ----------
     values : mapping of name to array
         Singular values of each matrix, descending. Their number is the largest possible rank.
     costs : mapping of name to int
-        The number of bytes by which one more rank enlarges the factors of a matrix.
+        The bytes of a matrix's factors per unit of rank.
     size : int
         The maximum size of all factors together, in bytes.
     """
@@ -170,7 +172,7 @@ def _squared_norm(values: Array) -> float:
 
 
 def _leading_vectors(rows: Array, count: int, device: Any) -> tuple[Array, Array, Array]:
-    """Return leading singular vectors and values: left vectors [rows, r], values [r], right vectors [r, cols].
+    """Return the largest singular values [r] with left vectors [rows, r] and right vectors [r, cols].
 
     ``r`` is at most ``count``. Singular values that are zero up to rounding are omitted.
     """
@@ -192,7 +194,7 @@ def _leading_vectors(rows: Array, count: int, device: Any) -> tuple[Array, Array
 
 
 def _span_and_projection(rows: Array, start: Array, iterations: int) -> tuple[Array, Array]:
-    """Return an orthonormal base of the leading columns' space, and the rows' projection on it."""
+    """Return an orthonormal basis of the dominant column space, [rows, r], and the projection on it, [r, cols]."""
     span = _span(rows @ start)
     for _ in range(iterations):
         span = _span(rows @ _span(rows.T @ span))

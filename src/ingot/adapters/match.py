@@ -48,9 +48,9 @@ def match(adapter: Adapter, base: Checkpoint) -> dict[str, list[Change]]:
     Raises
     ------
     UnsupportedError
-        ``adapter.base``: the base lacks tensors that the adapter changes; ``adapter.shape``: a tensor has another
+        ``adapter.base``: the base lacks tensors that the adapter changes. ``adapter.shape``: a tensor has another
         shape. Both mean that the adapter belongs to another model. ``adapter.unsupported``: a change that cannot be
-        translated; ``adapter.tensors``: a tensor of the base has no floating-point values; ``architecture.*``: names
+        translated. ``adapter.tensors``: a tensor of the base has no floating-point values. ``architecture.*``: names
         that cannot be translated.
     """
     changes = {name: list(items) for name, items in adapter.changes.items()}
@@ -97,7 +97,7 @@ def _missing_error(
 
 
 def _with_base_names(changes: Mapping[str, list[Change]], base: Checkpoint) -> dict[str, list[Change]]:
-    """Return changes keyed by the base's names; the base may use another prefix, or fuse or separate the experts."""
+    """Return changes keyed by the base's names, which may have another prefix, or stack the experts differently."""
     renamed: dict[str, list[Change]] = {}
     grouped: dict[str, dict[int, LowRank]] = {}
     prefix = _prefix(changes, base)
@@ -128,7 +128,7 @@ def with_prefix(changes: Mapping[str, Sequence[Change]], names: Container[str]) 
 
 
 def _prefix(changes: Mapping[str, object], base: Container[str]) -> tuple[str, str]:
-    """Return the prefix to remove from the adapter's names, and the prefix to add, so that most are in ``base``."""
+    """Return a prefix to remove from the adapter's names, and a prefix to add, so that most results are in ``base``."""
     best = ("", "")
     best_count = sum(name in base for name in changes)
     for old in _PREFIXES:
@@ -142,7 +142,7 @@ def _prefix(changes: Mapping[str, object], base: Container[str]) -> tuple[str, s
 
 
 def _separate_experts(name: str, items: Sequence[Change], base: Container[str]) -> list[tuple[str, Change]]:
-    """Return the change of a stack as changes of separate experts; empty if the base has no such experts."""
+    """Return the change of a stack as changes of separate experts; empty if the base does not store them separately."""
     match = _EXPERTS.match(name)
     if match is None or not all(isinstance(item, LowRank) and len(item.a.shape) == 3 for item in items):
         return []
@@ -164,15 +164,13 @@ def _separate_experts(name: str, items: Sequence[Change], base: Container[str]) 
 
 
 def _half(item: LowRank, position: int, count: int) -> LowRank:
-    """Return the change of the rows in range ``position`` of ``count`` equal ranges."""
+    """Return the change of one of ``count`` equal ranges of rows, the one with index ``position``."""
     rows = item.b.shape[0] // count
     return item if count == 1 else replace(item, b=item.b.take(np.arange(position * rows, (position + 1) * rows)))
 
 
 def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tuple[str, int, LowRank] | None:
-    """Return the base's stack that contains an expert's matrix, the expert's index, and its change; None without a
-    stack.
-    """
+    """Return the base's stack for an expert's matrix, the expert's index, and its change; None without a stack."""
     match = _EXPERT.match(name)
     if match is None or len(items) != 1 or not isinstance(items[0], LowRank):
         return None
@@ -187,7 +185,7 @@ def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tup
 def with_split_experts(
     changes: Mapping[str, list[Change]], stacks: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Change]]:
-    """Return changes with fused experts split into separate experts; ``stacks`` contains the names of the experts."""
+    """Return changes with stacked experts split into separate ones; ``stacks`` maps a stack to its experts' names."""
     members = {name for names in stacks.values() for name in names}
     result: dict[str, list[Change]] = {}
     for name, items in changes.items():
@@ -203,8 +201,7 @@ def _separate_in(name: str, items: Sequence[Change], members: set[str]) -> list[
 
 
 def fit(item: Change, name: str, shape: tuple[int, ...], adapter: Adapter, model_type: str) -> Change:
-    """Return a change, transposed if necessary, that fits the tensor ``name`` of the base, which has the shape
-    ``shape``.
+    """Return a change, transposed if necessary, for the base's tensor ``name`` with the shape ``shape``.
 
     Raises ``UnsupportedError`` ``adapter.shape``: the change fits in no orientation.
     """

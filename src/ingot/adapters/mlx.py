@@ -23,7 +23,7 @@ def read_changes(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str,
         ``adapter.method``: the adapter is neither LoRA nor DoRA.
     FormatError
         ``adapter.config``: no valid scale; ``adapter.tensors``: unknown names, a missing factor, or no tensors;
-        ``adapter.rank``: the shapes of two factors do not fit together.
+        ``adapter.rank``: two factors have incompatible shapes.
     """
     method = config.get("fine_tune_type", "lora")
     if method not in _METHODS:

@@ -1,6 +1,6 @@
 """Translation of an adapter's changes between the tensor names of transformers and llama.cpp, in both directions.
 
-The base's plan of ``translate.tensor_plan`` determines the names, the orders of rows and the stacks of experts.
+The base's translation plan (``translate.tensor_plan``) gives the names, the orders of rows and the stacks of experts.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _reordered(item: Change, order: Array | None, name: str, table: NameTable) -
 
 
 def expert_of(item: LowRank, index: int) -> LowRank:
-    """Return the change of the matrix ``index`` of a stack."""
+    """Return the change of matrix ``index`` of a stack."""
 
     def matrix(factor: Factor) -> Factor:
         return factor.map(lambda values: values[index], factor.shape[1:])

@@ -87,14 +87,14 @@ _SETTINGS = frozenset(
 
 
 def read_changes(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, list[Change]]:
-    """Return the changes of a PEFT adapter keyed by the base's tensor names.
+    """Return the changes of a PEFT adapter, keyed by the base's tensor names.
 
     Raises
     ------
     UnsupportedError
-        ``adapter.method``: a method other than LoRA; ``adapter.config``: a setting that is not applied.
+        ``adapter.method``: a method other than LoRA; ``adapter.config``: a setting that Ingot does not support.
     FormatError
-        ``adapter.config``, ``adapter.tensors``, ``adapter.rank``: config and tensors do not fit together.
+        ``adapter.config``, ``adapter.tensors``, ``adapter.rank``: config and tensors contradict each other.
     """
     settings = _Settings(config, checkpoint.location)
     parts: dict[str, dict[str, Factor]] = {}
@@ -236,7 +236,7 @@ class _Settings:
 
 
 def _short_name(name: str) -> str:
-    """Return the base's name of a tensor: the stored name without the prefix of PEFT's wrapper."""
+    """Return a tensor's name in the base: the stored name without the prefix of PEFT's wrapper."""
     while name.startswith(PREFIX):
         name = name.removeprefix(PREFIX)
     return name
@@ -342,7 +342,9 @@ def _experts_a(a: Factor, count: int) -> Factor:
 
 
 def _experts_b(b: Factor, count: int) -> Factor:
-    """Return [experts, rows, r] for PEFT's [rows, r * experts], whose last dimension varies the expert fastest."""
+    """Return B as [experts, rows, r] from PEFT's [rows, r * experts], whose columns are ordered by rank, then by
+    expert.
+    """
     rows = b.shape[0]
     rank = b.shape[1] // count
     return b.map(lambda values: np.moveaxis(values.reshape(rows, rank, count), 2, 0), (count, rows, rank))

@@ -1,4 +1,4 @@
-"""The changes that an adapter makes to the tensors of its base, independent of the adapter's file format."""
+"""Records of the changes that an adapter makes to tensors of its base, the same for all adapter formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULE = "adapter.values"
 
 
 def finite_number(value: object) -> float | None:
-    """Return a number of a config as a float; None for another type, NaN, infinity, or an integer too large for f64."""
+    """Return a number of a config as a float; None if it is not a number, not finite, or too large for f64."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -30,7 +30,7 @@ def finite_number(value: object) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """An array of an adapter, which is read when its values are needed.
+    """An array of an adapter. Its values are read on demand.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Factor:
         The name of the stored tensor, for error messages.
     shape : tuple of int
     dtype : str
-        The stored element type. It holds every value exactly.
+        The stored element type. It represents every value exactly.
     load : callable
         Returns the values in f32.
     """
@@ -117,8 +117,7 @@ class LowRank:
     embedding : bool
         Whether the weight is an embedding. Then ``b`` is the transpose of PEFT's A.
     any_orientation : bool
-        Whether the weight is a stack of experts that may be stored as [outputs, inputs] or [inputs, outputs], because
-        the adapter does not declare it.
+        Whether the weight is a stack of experts of unknown orientation, because the adapter does not declare it.
     """
 
     a: Factor
@@ -135,7 +134,9 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of ``b @ a``: that of the weight; a convolution's dimensions after the first are flattened."""
+        """The shape of ``b @ a``, which is the weight's shape; for a convolution, the dimensions after the first are
+        flattened.
+        """
         return (*self.b.shape[:-1], self.a.shape[-1])
 
     def transpose(self) -> LowRank:

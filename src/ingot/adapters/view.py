@@ -45,7 +45,7 @@ def with_adapters(
     Parameters
     ----------
     checkpoint : Checkpoint
-        The base: a model folder, a GGUF file, or another container whose tensors have the names of either.
+        The base: a model folder, a GGUF file, or another container with the tensor names of one of them.
     adapters : sequence of path, (path, weight) or "PATH:WEIGHT"
     exact : bool
         Whether changed tensors are f32, not rounded to the element type of the base.
@@ -73,7 +73,7 @@ def _with_adapters(checkpoint: Checkpoint, argument: tuple[Sequence[AdapterRef],
 def apply_adapters(
     checkpoint: Checkpoint, opened: Sequence[Adapter], weights: Sequence[float], *, exact: bool = False
 ) -> Checkpoint:
-    """Return the view of ``with_adapters`` for opened adapters; closing the view closes them."""
+    """Return the checkpoint with opened adapters applied, as ``with_adapters`` does; closing it closes the adapters."""
     terms: dict[str, list[Term]] = {}
     for adapter, weight in zip(opened, weights, strict=True):
         for name, changes in match(adapter, checkpoint).items():
@@ -103,7 +103,7 @@ def apply_adapters(
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """The changes that one adapter makes to a tensor, and the weight of the adapter."""
+    """The changes of one tensor by one adapter, and the adapter's weight."""
 
     weight: float
     changes: Sequence[Change]
@@ -267,7 +267,9 @@ class Terms:
 
 
 def row_norms(values: Array) -> Array:
-    """Return the norm of each row in f32, summed like torch's ``linalg.norm``: in eight lanes, then over the lanes."""
+    """Return the norm of each row in f32; the order of sums is that of torch's ``linalg.norm``: eight lanes, then their
+    sum.
+    """
     squares = values * values
     rows, cols = values.shape
     even = cols // _LANES * _LANES
@@ -280,6 +282,6 @@ def row_norms(values: Array) -> Array:
 
 
 def column_norms(values: Array) -> Array:
-    """Return the norm of each column in f32, summed in the order of the rows."""
+    """Return the norm of each column in f32, with squares added from the first row to the last."""
     norms: Array = np.sqrt(np.add.reduce(values * values, axis=0))
     return norms

@@ -56,9 +56,9 @@ def peft_files(changes: Mapping[str, Sequence[Change]], base: str | None) -> Ada
 def gguf_files(changes: Mapping[str, Sequence[Change]], arch: str, base: str | None) -> AdapterFiles:
     """Return a GGUF adapter of the architecture ``arch`` for changes keyed by llama.cpp's tensor names.
 
-    The format has one alpha; a module whose scale needs another alpha gets the ratio multiplied into one factor.
+    The format has one alpha. If a module's scale needs another alpha, one of its factors is multiplied by the ratio.
 
-    Raises ``UnsupportedError`` ``adapter.unsupported``: DoRA, biases and new values; a scale that f32 cannot hold.
+    Raises ``UnsupportedError`` ``adapter.unsupported``: DoRA, biases, new values, or a scale that f32 cannot represent.
     """
     low_ranks = [item for items in changes.values() for item in items if isinstance(item, LowRank)]
     with np.errstate(over="ignore"):
@@ -84,8 +84,8 @@ def mlx_files(changes: Mapping[str, Sequence[Change]], base: str | None) -> Adap
     The format has one rank and one scale for all modules. Smaller ranks are padded with zeros, and other scales are
     multiplied into ``lora_b``.
 
-    Raises ``UnsupportedError`` ``adapter.unsupported``: biases, new values and transposed weights; DoRA of only some
-    modules.
+    Raises ``UnsupportedError`` ``adapter.unsupported``: biases, new values, transposed weights, or DoRA in only part of
+    the modules.
     """
     low_ranks = [item for items in changes.values() for item in items if isinstance(item, LowRank)]
     is_dora = {item.magnitude is not None for item in low_ranks}
@@ -193,7 +193,7 @@ def _tensor(name: str, factor: Factor) -> Tensor:
 
 
 class _FactorSource(DerivedSource):
-    """The bytes of a factor, computed at the first read and released at the last."""
+    """The bytes of a factor, computed at the first read and released after the last."""
 
     mapped = False
 

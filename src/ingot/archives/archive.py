@@ -52,10 +52,10 @@ RECIPE = "lossless-max"
 class Archived(Reportable):
     """The result of archiving.
 
-    ``size`` is the size of the files in bytes, ``stored`` that of the archive, and ``saved`` the difference as a share
-    of ``size``. ``objects`` is the number of objects, ``differences`` the number of them that are differences.
-    ``duplicates`` is the number of ranges that are stored once although they occur again, ``duplicate_bytes`` their
-    size. ``resumed`` objects are from an earlier run.
+    ``size`` is the size of the files in bytes, ``stored`` the size of the archive, and ``saved`` the difference as a
+    fraction of ``size``. ``objects`` is the number of distinct tensors and ranges of other bytes; ``differences`` of
+    them are stored as a difference to another object. ``duplicates`` is the number of repeated ranges that are stored
+    only once, and ``duplicate_bytes`` their size. ``resumed`` objects were written by an interrupted run.
     """
 
     source: str
@@ -172,7 +172,7 @@ def archive(options: ArchiveOptions) -> Archived:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The open files of a folder, or of the single file ``single``, and the tensors in each."""
+    """The open files of a folder, or one file whose name is ``single``, and the tensors in each."""
 
     store: Store
     single: str
@@ -181,7 +181,7 @@ class _Opened:
 
 
 def _opened(stack: ExitStack, store: Store, single: str, names: Sequence[str] = ()) -> _Opened:
-    """Open the files ``names``, by default all; ``stack`` closes them."""
+    """Open the files ``names``, or all files by default; ``stack`` closes them."""
     names = names or ([single] if single else sorted(files_of(store, outside=True)))
     files = {name: stack.enter_context(closing(store.open(name))) for name in names}
     return _Opened(store, single, files, segments(store, names, folder=not single))
@@ -190,7 +190,7 @@ def _opened(stack: ExitStack, store: Store, single: str, names: Sequence[str] = 
 def _names(store: Store, single: str) -> tuple[list[str], list[str]]:
     """Return the names of the files, and notes about entries that are not archived.
 
-    Raises ``FormatError`` ``archive.device`` for entries that are no files, folders or links to them.
+    Raises ``FormatError`` ``archive.device`` for an entry that is not a file, a folder, or a link to one of them.
     """
     if single:
         check_names([single.rpartition("/")[2]], store.location_of(single))
@@ -225,7 +225,7 @@ def _names(store: Store, single: str) -> tuple[list[str], list[str]]:
 def _plan(
     scan: Scan, packed: bytesource.ByteSource, *, folder: bool, options: ArchiveOptions
 ) -> tuple[Plan, ArchiveLayout]:
-    """Return the plan that writes all objects, and the layout, which is the first of them."""
+    """Return the plan that writes all objects, and the layout of the archive, which is the first object."""
     format = FORMATS["zt"]
     tensors = {item.name: item for item in scan.objects if isinstance(item, Tensor)}
     checkpoint = Checkpoint(tensors, format="archive", location="")
@@ -260,7 +260,7 @@ def _plan(
 
 
 def _restorable(step: Step) -> Step:
-    """Return a step if the tensor's stored bytes can be restored from its result; else the step that copies them."""
+    """Return ``step`` if its result restores the tensor's exact bytes; else a step that copies them."""
     tensor = step.tensor
     same_part = isinstance(step, Move | Repack) and step.spec.codec == tensor.codec
     values = (
@@ -278,7 +278,10 @@ def _restorable(step: Step) -> Step:
 
 
 def _layout_tensor(layout: ArchiveLayout) -> Tensor:
-    """Return the layout as an object: one zstd frame, whose end a reader finds without the manifest."""
+    """Return the layout as an object.
+
+    It is one zstd frame, so that a reader finds its end without the manifest.
+    """
     raw = layout.encoded()
     if len(raw) > MAX_LAYOUT:
         raise UsageError(
@@ -291,7 +294,7 @@ def _layout_tensor(layout: ArchiveLayout) -> Tensor:
 
 
 class _Input:
-    """The archived files as an input of ``execute``."""
+    """The source files as an input of ``execute``."""
 
     def __init__(self, files: Sequence[bytesource.ByteSource], layout: ArchiveLayout) -> None:
         self._files = files
@@ -312,7 +315,7 @@ class _Input:
 
 
 class _Check:
-    """Restores all files from the finished archive before it is published, and compares them."""
+    """A check before publication: restores all files from the finished archive and compares them."""
 
     def __init__(
         self,
@@ -329,7 +332,7 @@ class _Check:
         self._progress = progress
 
     def __call__(self, target: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
-        """Raise ``IntegrityError`` ``archive.unrestorable`` for the first difference; return no companions."""
+        """Raise ``IntegrityError`` ``archive.unrestorable`` for the first difference. Return no companions."""
         opened = open_archive(self._target.store(), _NAME)
         if opened is None or opened[1].layout.files != tuple(self._layout.files):
             raise _unrestorable("the finished archive has another layout than planned", _NAME)

@@ -1,4 +1,4 @@
-"""Tensors that are stored as differences to another version: an earlier file of the archive, or another model."""
+"""Tensors stored as differences to another version of them, from the same archive or from another model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLE = 4 << 20
 
 
 class Differences:
-    """The choice of bases. ``bases`` maps objects that are stored as differences to the indices of their bases."""
+    """The choice of base tensors. ``bases`` maps an object that is stored as a difference to the index of its base."""
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
@@ -31,8 +31,7 @@ class Differences:
     def step(self, index: int) -> Step | None:
         """Return the step that stores an object as a difference; None if it has no base, or is smaller without one.
 
-        A sample of the values decides. If the base has the maximum number of differences, the first object of its chain
-        is the base.
+        A sample of the values decides. If the chain of differences would become too long, its first object is the base.
         """
         base_index = self._scan.candidates.get(index)
         tensor = self._scan.objects[index]
@@ -59,15 +58,15 @@ class Differences:
 
 
 def _sample(tensor: Tensor) -> memoryview:
-    """Return the first bytes of a dense tensor whose part is raw."""
+    """Return the first bytes of a dense, uncompressed tensor."""
     (part,) = tensor.parts.values()
     return memoryview(read_bytes(part.source, part.offset, min(_SAMPLE, part.length)))
 
 
 def with_external(layout: ArchiveLayout, external: Sequence[External], against: str) -> ArchiveLayout:
-    """Return a layout whose negative indices, which refer to ``external``, are replaced by indices after the objects.
+    """Return ``layout`` with ``external`` ranges numbered after the objects, instead of by negative indices.
 
-    External ranges without a use are left out. ``against`` is the name of their model.
+    External ranges that nothing uses are left out. ``against`` is the name of their model.
     """
     used = {span.object for file in layout.files for span in file.spans} | set(layout.bases.values())
     order = sorted((index for index in used if index < 0), reverse=True)

@@ -1,4 +1,4 @@
-"""Options of archiving and restoring. The command line imports this module at its start, so it imports nothing slow."""
+"""Options of archiving and restoring. The command line imports this module at startup, so its imports are fast."""
 
 from __future__ import annotations
 

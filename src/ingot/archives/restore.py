@@ -27,9 +27,9 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Restored(Reportable):
-    """The restored files: their folder, number and total size in bytes.
+    """The result of restoring: the folder, and the number and total size in bytes of the restored files.
 
-    ``damaged`` contains a line for each file that could not be restored; the other files are complete.
+    ``damaged`` contains a line for each file that could not be restored.
     """
 
     source: str
@@ -140,7 +140,7 @@ def _opened(location: Location) -> Iterator[tuple[ArchiveStore, IngotError | Non
 
 
 def _padding(store: ArchiveStore) -> Iterator[IngotError]:
-    """Yield the error of damaged bytes between the objects, which no file contains."""
+    """Yield an error for damaged bytes between the objects. They belong to no file."""
     try:
         check_padding(store.objects)
     except IngotError as error:
@@ -148,7 +148,7 @@ def _padding(store: ArchiveStore) -> Iterator[IngotError]:
 
 
 def _selected(store: ArchiveStore, patterns: Sequence[str]) -> list[ArchivedFile]:
-    """Return the files of an archive whose names match a pattern; all files without patterns."""
+    """Return the files whose names match a pattern; all files if there are no patterns."""
     files = list(store.layout.files)
     for pattern in patterns:
         if not any(fnmatchcase(file.name, pattern) for file in files):

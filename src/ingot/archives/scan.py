@@ -33,7 +33,7 @@ _LEVELS = ((32 << 20, 19), (256 << 20, 9))  # compression level of the first byt
 
 
 def changed_error(location: str) -> IntegrityError:
-    """Return the error ``store.changed`` for a file."""
+    """Return the error ``store.changed`` for a file that changed while it was read."""
     return IntegrityError(
         "store.changed",
         "the file was written to while it was being read; try again when it is complete",
@@ -43,11 +43,11 @@ def changed_error(location: str) -> IntegrityError:
 
 @dataclass(slots=True)
 class Scan:
-    """The objects of some files.
+    """The result of dividing files into objects.
 
     ``files`` refer to ``objects`` by index, and to ``external`` ranges of another model by negative indices from -1 on.
-    ``candidates`` maps objects to earlier versions of the same tensor, to which they may be stored as differences.
-    ``duplicates`` is the number of ranges whose bytes an earlier object has, ``duplicate_bytes`` their size.
+    ``candidates`` maps an object to earlier versions of the same tensor, which may serve as bases of a difference.
+    ``duplicates`` is the number of ranges that repeat an earlier object, ``duplicate_bytes`` their size.
     """
 
     files: list[ArchivedFile] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class PackedBytes:
-    """An object with bytes that are no tensors: ``length`` bytes at ``offset`` of the temporary file."""
+    """An object that is not a tensor: ``length`` compressed bytes at ``offset`` of a temporary file."""
 
     name: str
     offset: int
@@ -68,7 +68,7 @@ class PackedBytes:
     size: int
 
     def tensor(self, source: ByteSource) -> Tensor:
-        """Return the object as a tensor of bytes whose part is in ``source``."""
+        """Return the object as a tensor of bytes that are stored in ``source``."""
         raw = self.length == self.size
         part = Part(
             "u8",
@@ -83,7 +83,7 @@ class PackedBytes:
 
 
 class Scanner:
-    """Divides files into objects, and writes compressed bytes that are no tensors into a temporary file."""
+    """Divides files into objects. Bytes that are not tensors are compressed into a temporary file."""
 
     def __init__(self, out: BinaryIO, progress: Progress) -> None:
         self.scan = Scan()
@@ -98,9 +98,9 @@ class Scanner:
         self._written = 0
 
     def add(self, name: str, source: ByteSource, parts: Sequence[Segment]) -> None:
-        """Divide the file ``name``, in which ``parts`` are the tensors.
+        """Divide the file ``name``; ``parts`` are the ranges of its tensors.
 
-        Raises ``IntegrityError`` ``store.changed`` if the file was written to meanwhile.
+        Raises ``IntegrityError`` ``store.changed`` if the file changed meanwhile.
         """
         size = source.size
         hasher = Sha256()
@@ -118,7 +118,7 @@ class Scanner:
         self.scan.files.append(ArchivedFile(name, size, hex_of(hasher), tuple(spans)))
 
     def add_base(self, name: str, source: ByteSource, parts: Sequence[Segment]) -> None:
-        """Register the content of a file of another model, which the archive may refer to."""
+        """Register the content of a file of another model, so that the archive can refer to it."""
         for segment in divided(covered(parts, source.size)):
             check_cancelled()
             if segment.size < _MIN_SHARED:
@@ -136,7 +136,7 @@ class Scanner:
                 self._latest[segment.key] = index
 
     def finish(self) -> Scan:
-        """Write the bytes that are not written yet; return the result."""
+        """Write the remaining bytes; return the result."""
         self._flush()
         return self.scan
 
@@ -234,7 +234,7 @@ class Scanner:
 
 
 def _dense(segment: Segment, source: ByteSource, name: str) -> Tensor:
-    """Return the values in a range of a file as a dense tensor."""
+    """Return a range of a file as a dense tensor."""
     row = DTYPES[segment.dtype]
     part = Part(row.storage, segment.size, source, segment.start, type=None if row.is_storage else row.name, where=name)
     codec = DenseLayout.codec
@@ -242,7 +242,10 @@ def _dense(segment: Segment, source: ByteSource, name: str) -> Tensor:
 
 
 def _content(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's only part; for a dense tensor 0 if they are not exactly its values."""
+    """Return the size in bytes of a tensor's only part.
+
+    For a dense tensor the size is 0 if the part is not exactly its uncompressed values.
+    """
     (part,) = tensor.parts.values()
     if tensor.codec != DenseLayout.codec:
         return part.length
@@ -251,7 +254,7 @@ def _content(tensor: Tensor) -> int:
 
 
 def divided(segments: Iterator[Segment]) -> Iterator[Segment]:
-    """Yield segments; long ones whose codecs cannot decode ranges are divided."""
+    """Yield segments, with long ones divided if their codec cannot decode a range."""
     for segment in segments:
         limit = MAX_UNDIVIDED if segment.tensor else FRAME
         if segment.size <= limit or (segment.tensor and (segment.dtype in FLOATS or _is_packed(segment))):

@@ -1,4 +1,4 @@
-"""Rules that a recipe gets for one model, and notes on the block types of the tensors of a GGUF file."""
+"""Rules that a recipe gets for a specific model, and notes on the block types in a GGUF file."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _GROUPS = (
 def dry_run(
     plan: ConvertPlan, notes: Sequence[str], budget: BudgetReport | None, inexact: Collection[str], account: Account
 ) -> Report:
-    """Return a report that lists the rule that applies to each tensor, and the size of the result.
+    """Return a report of the rule that applies to each tensor, and of the size of the result.
 
     ``inexact`` contains the names of tensors whose values a view has changed in f32.
     """

@@ -73,8 +73,9 @@ def unused_settings(
 
 
 def constants_that_stay(source: Checkpoint, format: Format, decisions: Mapping[str, Decision]) -> list[str]:
-    """Return notes on constants that the format requires unchanged, although the recipe would change them; one per
-    reason.
+    """Return notes on constants that the format requires unchanged, although the recipe would change them.
+
+    There is one note per reason.
     """
     reasons: dict[str, list[str]] = {}
     for name, decision in decisions.items():

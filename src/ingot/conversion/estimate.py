@@ -42,8 +42,8 @@ _BYTES_PER_WEIGHT = 32  # while a matrix is rounded: the f32 weight, its target,
 class Estimate:
     """The expected cost of a quantization.
 
-    ``mode`` is the calibration that it is for. ``calibration`` and ``rounding`` are seconds, ``memory`` and ``disk``
-    bytes that are in use at most during the run.
+    ``mode`` is the calibration that the estimate assumes. ``calibration`` and ``rounding`` are seconds; ``memory`` and
+    ``disk`` are the peaks in bytes.
     """
 
     mode: str
@@ -54,7 +54,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """All seconds together."""
+        """The total seconds."""
         return self.calibration + self.rounding
 
     def describe(self) -> str:
@@ -146,12 +146,12 @@ def _seconds_of(work: _Work, workers: int) -> float:
 
 
 def _feeds_back(choice: Choice) -> bool:
-    """Return whether errors are fed back, so that a part of the work are products with second moments."""
+    """Return whether the quantizer feeds errors back, which needs products with second moments."""
     return choice.quantizer is not None and not choice.quantizer.endswith(IMPORTANCE)
 
 
 def _fit(points: Sequence[tuple[float, float, float]], *, feeds_back: bool) -> tuple[float, float]:
-    """Return the seconds per weight and per product that the last two measurements show; neither is negative."""
+    """Return the seconds per weight and per product, fitted to the last two measurements; neither is negative."""
     weights, products, seconds = points[-1]
     if not feeds_back or len(points) == 1:
         return seconds / weights, 0.0
@@ -165,7 +165,7 @@ def _fit(points: Sequence[tuple[float, float, float]], *, feeds_back: bool) -> t
 
 
 def _rounding_seconds(choice: Choice, name: str, tensor: Tensor, sample: Array, workers: int) -> float | None:
-    """Return the seconds of rounding a sample, while ``workers`` threads round it; None if it cannot be rounded."""
+    """Return the seconds of rounding a sample while ``workers`` threads round samples; None if it cannot be rounded."""
     statistics = None if choice.quantizer is None else _RandomStatistics(choice.quantizer, *sample.shape)
 
     def run(_: int) -> None:

@@ -24,11 +24,10 @@ from ingot.stores.location import Location
 
 
 def for_runtime(options: ConvertOptions) -> ConvertOptions:
-    """Return the options with the container of the program that ``--for`` names; without ``--for``, the options
-    unchanged.
+    """Return the options with the container of the program that ``--for`` names.
 
-    Raises ``UsageError`` ``runtime.unknown``, ``convert.runtime``: the program reads no container that the options
-    permit.
+    Without ``--for``, the options are unchanged. Raises ``UsageError`` ``runtime.unknown``, ``convert.runtime``: the
+    program reads no container that the options permit.
     """
     if options.runtime is None:
         return options
@@ -67,7 +66,7 @@ def _fixed_container(options: ConvertOptions) -> str | None:
 def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> str | None:
     """Return the program's container that keeps the most bytes of the source unchanged.
 
-    For a dense source it is a container of dense tensors; for a budget, the container of the default preset.
+    A dense source gets a container of dense tensors. With a budget, it is the container of the default preset.
     """
     from ingot.conversion.matrix import matrix
 

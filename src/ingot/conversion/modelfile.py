@@ -1,4 +1,4 @@
-"""Writing of the Modelfile that belongs to a GGUF file, for programs whose profile asks for one."""
+"""Writing of the Modelfile of a GGUF file, for programs whose profile requires it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RULE = "model.config"
 
 
 def require_free(profile: RuntimeProfile, out: Location, *, overwrite: bool) -> None:
-    """Raise ``UsageError`` ``target.exists`` if a Modelfile exists beside the file of weights that will be written."""
+    """Raise ``UsageError`` ``target.exists`` if a Modelfile exists next to the planned weight file."""
     name = PurePosixPath(out.display).name
     if not profile.modelfile or overwrite or not name.lower().endswith(".gguf"):
         return
@@ -29,9 +29,9 @@ def require_free(profile: RuntimeProfile, out: Location, *, overwrite: bool) -> 
 
 
 def write_modelfile(profile: RuntimeProfile, path: str, model: Location) -> None:
-    """Write the Modelfile of a written result if the program reads one; ``model`` is the source of the conversion.
+    """Write the Modelfile of a result if the program reads one; ``model`` is the source of the conversion.
 
-    Raises ``UnsupportedError`` ``runtime.refused``: the result has several files, and a Modelfile names one.
+    Raises ``UnsupportedError`` ``runtime.refused``: the result has several files, and a Modelfile can only name one.
     """
     if not profile.modelfile:
         return
@@ -52,7 +52,7 @@ def write_modelfile(profile: RuntimeProfile, path: str, model: Location) -> None
 
 
 def _end_ids(model: Location) -> list[int]:
-    """Return the ids of the end tokens that a model's folder states; empty for a single file."""
+    """Return the ids of the end tokens in a model's folder; empty for a single file."""
     store, name = find(model)
     for config in () if name else (GENERATION, CONFIG):
         if store.exists(config):

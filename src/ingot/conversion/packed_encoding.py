@@ -23,7 +23,7 @@ _WORTHWHILE = 0.995
 
 
 def plan_packed(tensor: Tensor, format: Format, rule: str) -> Step | None:
-    """Return the step that stores a quantized tensor as it is, with entropy-coded parts where that is smaller.
+    """Return the step that stores a quantized tensor unchanged, with its parts entropy-coded if that is smaller.
 
     None if the tensor is not quantized, if coding does not help, or if the format cannot store the encoding.
     """
@@ -52,7 +52,7 @@ def _in_encoding(part: PartSpec, encoding: str) -> PartSpec:
 
 
 def _smaller(spec: TensorSpec, part: PartSpec, stored: Part) -> PartSpec:
-    """Return the spec of a part in the encoding, if a sample is smaller in it; else the raw part."""
+    """Return the spec of an entropy-coded part if a sample becomes smaller; else the spec of the raw part."""
     sample = _sample(stored)
     packed = _in_encoding(part, PACKED)
     return packed if compressed_size(spec, packed, sample) <= _WORTHWHILE * sample.nbytes else part

@@ -47,7 +47,7 @@ def unify_merged_layers(
 ) -> PackedLayers:
     """Return the steps, changed so that all parts of a merged matrix are packed in the same way, and notes.
 
-    vLLM merges some matrices, for example the projections of Q, K and V, and refuses parts that are packed in different
+    vLLM merges some matrices, such as the projections of Q, K and V, and refuses parts that are packed in different
     ways. ``general`` is true if the decisions come from a preset, or if there is no recipe. A recipe file may pack only
     some parts of a merged matrix; then a note says that vLLM refuses the result.
     """

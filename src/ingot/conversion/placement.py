@@ -99,7 +99,7 @@ def why_not_exact(tensor: Tensor, format: Format) -> str:
 
 
 def nearest_refusal(format: Format, spec: TensorSpec) -> str:
-    """Return why a format refuses a tensor, given in the layout of its codes that comes closest to what it accepts."""
+    """Return why a format refuses a tensor, for the layout of its codes that is closest to an accepted one."""
     packed_codecs = format.traits.packed_codecs
     packings = format.traits.word_forms
     variants = [with_layout(spec, layout) for layout in alternatives(layout_of(spec), spec)]

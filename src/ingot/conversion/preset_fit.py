@@ -84,7 +84,7 @@ def _packs(choice: Choice) -> bool:
 
 
 def holds(format: Format, recipe: Recipe) -> bool:
-    """Return whether a format can store the result of every rule of a recipe without replacing it by plain values."""
+    """Return whether a format can store the result of every rule of a recipe in packed form."""
     declaring = _declaring_inputs(format, recipe)
     if declaring is None:
         return False
@@ -203,7 +203,7 @@ def presets_held(format: Format) -> list[str]:
 
 
 def container_for(profile: RuntimeProfile, recipe: Recipe) -> str | None:
-    """Return the program's first container that can hold a recipe's result in a way that the program accepts.
+    """Return the program's first container that can store a recipe's result as the program accepts it.
 
     A recipe that quantizes nothing gets the first container of dense tensors.
     """
@@ -228,10 +228,10 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
 
 
 def llama_specs(format: Format, recipe: Recipe) -> list[TensorSpec] | None:
-    """Return the specs with which a format stores a Llama model's matrices by a recipe; None if it cannot store one of
-    them.
+    """Return the specs with which a format stores a Llama model's matrices by a recipe; None if it cannot store a
+    matrix.
 
-    The model's columns and rows are multiples of all group and block sizes.
+    The numbers of columns and rows of the model are multiples of all group and block sizes.
     """
     declaring = _declaring_inputs(format, recipe)
     if declaring is None:
@@ -261,8 +261,7 @@ def _decisions(recipe: _Key, dtype: str) -> list[tuple[str, tuple[Choice, ...]]]
 
 
 def presets_of(profile: RuntimeProfile) -> Sequence[str]:
-    """Return the presets that a program runs: first those that its profile names, then others that a container can
-    hold.
+    """Return the presets that a program runs: those that its profile names, then others that a container can store.
 
     For profiles that ship with Ingot, the result is read from ``runs_in.toml``; a test compares it with
     ``plan_presets_of``.
@@ -284,7 +283,7 @@ def _in_order(profile: RuntimeProfile) -> Sequence[str]:
 
 
 def programs_of(preset: str) -> Sequence[str]:
-    """Return the titles of the programs that ship with Ingot and can run a preset."""
+    """Return the titles of the programs with a built-in profile that can run a preset."""
     return _programs_table().get(preset, ())
 
 

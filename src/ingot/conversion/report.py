@@ -66,7 +66,7 @@ _TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 class SourceFacts:
     """The properties of a source for the report.
 
-    They are read before the result is published, so that an error does not come after that. ``size`` is the number of
+    They are read before the result is published, so that no error occurs after publication. ``size`` is the number of
     bytes of the source's files, ``nbytes`` of its tensors' parts. ``architectures`` are those of its ``config.json``,
     ``companions`` the names of the files next to its weights.
     """

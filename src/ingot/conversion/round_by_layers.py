@@ -103,7 +103,7 @@ def round_by_layers(
 
 
 def _identity(rounding: Rounding) -> str:
-    """Return a text of everything that the rounded matrices depend on besides their statistics."""
+    """Return a text with all inputs of rounding except the statistics."""
     device = [] if rounding.device is None else [rounding.device.type]
     return repr([sorted(rounding.choices.items()), sorted(rounding.dtypes.items()), *device])
 

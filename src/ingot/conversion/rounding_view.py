@@ -1,4 +1,4 @@
-"""The view that rounds matrices to which rules with a quantizer apply; it does not depend on the format or the plan."""
+"""The view that rounds the matrices with a quantizer in their rule; it does not depend on the format or the plan."""
 
 from __future__ import annotations
 

@@ -325,10 +325,9 @@ def _is_rounded_by_preset(rounding: Rounding | None, recipe: Recipe | None) -> b
 
 
 def _narrower_dtype_note(plan: ConvertPlan) -> str:
-    """Return a note on tensors that were repacked exactly, but whose values runtimes of the target read in another
-    dtype.
+    """Return a note on exactly repacked tensors whose values runtimes of the target compute in another dtype.
 
-    This is the dtype of the scales; the note is empty if there are no such tensors.
+    This is the dtype of the scales. The note is empty if there are no such tensors.
     """
     if not plan.format.traits.config_keys:
         return ""
@@ -420,7 +419,7 @@ def _round_by_layers(prepared: Prepared, options: ConvertOptions, staging: Stagi
 
 
 def _estimate(model: Checkpoint, recipe: Recipe, calibration: Calibration, threads: int | None) -> Estimate:
-    """Return what calibrating and rounding a model take."""
+    """Return the estimated time and memory of calibrating and rounding a model."""
     seconds, memory = estimate_rounding(model, recipe, threads)
     plan = calibration.plan()
     if plan is None:

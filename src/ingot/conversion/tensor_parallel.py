@@ -1,4 +1,4 @@
-"""Conversion into slices for the ranks of tensor parallelism, written one after another, to one folder per rank."""
+"""Conversion into slices for the ranks of tensor parallelism: one folder per rank, written one after another."""
 
 from __future__ import annotations
 

@@ -16,12 +16,11 @@ from ingot.stores.location import AnyPath
 
 
 def adapter_findings(source: Source, base: AnyPath | None) -> list[Finding]:
-    """Return findings on an adapter: its settings, its tensors and their values, and whether it belongs to ``base``.
+    """Return findings on an adapter: its settings, its tensors and values, and whether it fits ``base``.
 
-    An adapter of a method that Ingot does not support has no findings without ``base``. Sources that are no adapters
-    have none.
+    The list is empty for a source that is not an adapter, and, without ``base``, for an unsupported method.
 
-    Raises ``UsageError`` ``adapter.none``: a base for a source that is no adapter; the errors of opening the base.
+    Raises ``UsageError`` ``adapter.none``: a base for a source that is not an adapter; the errors of opening the base.
     """
     if adapter_of(source) is None:
         if base is not None:

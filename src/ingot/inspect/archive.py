@@ -1,4 +1,4 @@
-"""The description of an archive: its files, what they have in common, and what it saves. Page: spec/archives.md."""
+"""The description of an archive: its files, repeated content, and the saved bytes (``spec/archives.md``)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _HEADS = {
 class ArchivedFileInfo:
     """A file of an archive.
 
-    ``duplicate_bytes`` of its ``size`` bytes are in an earlier file, or earlier in this one. ``external_bytes`` are in
-    the base. ``stored`` are the bytes that the archive takes for the other ones.
+    ``size`` is its size in bytes. ``duplicate_bytes`` of them occur earlier in the archive, and ``external_bytes`` are
+    in the base. ``stored`` is the number of bytes that the archive takes for the remaining ones.
     """
 
     name: str
@@ -39,8 +39,9 @@ class ArchivedFileInfo:
 class ArchiveInfo:
     """The description of an archive of ``stored`` bytes, which contains files of ``size`` bytes.
 
-    ``saved`` is the difference as a share of ``size``. ``differences`` of the ``objects`` are stored as differences to
-    others. ``base`` is the name of the model that is needed to read the archive; it is empty if none is.
+    ``saved`` is the difference as a fraction of ``size``. ``differences`` is the number of ``objects`` that are stored
+    as a difference to another object. ``base`` is the name of the model that is needed to read the archive; empty if no
+    model is needed.
     """
 
     folder: bool
@@ -74,13 +75,14 @@ class ArchiveInfo:
         return lines
 
     def table(self) -> Table:
-        """Return the files as a table to show; columns without any byte are left out."""
+        """Return the files as a table to show; columns with only zeros are left out."""
         heads = {name: head for name, head in _HEADS.items() if any(getattr(file, name) for file in self.files)}
         return replace(table_of("archived_files", self.files, ArchivedFileInfo, heads), data=False)
 
 
 def describe_archive(store: Store) -> ArchiveInfo | None:
-    """Return the description of an archive by its manifest and its layout; None for other stores, and for its folders.
+    """Return the description of an archive from its manifest and its layout; None if ``store`` is not an archive's
+    root.
 
     Raises ``FormatError`` and ``IntegrityError`` ``archive.object``.
     """
@@ -106,7 +108,7 @@ def describe_archive(store: Store) -> ArchiveInfo | None:
 
 
 def _files(objects: ArchiveObjects) -> Iterator[ArchivedFileInfo]:
-    """Yield the files of an archive. Bytes of an object count as stored for the first file that contains them."""
+    """Yield the files of an archive. The stored bytes of an object count for the first file that contains it."""
     ends: dict[int, int] = {}  # the end of the bytes of each object that earlier spans have
     count = len(objects.layout.objects)
     for file in objects.layout.files:

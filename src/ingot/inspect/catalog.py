@@ -1,4 +1,4 @@
-"""List formats, codecs and presets, with the codecs that each format carries."""
+"""Lists of formats, codecs and presets, and the codecs whose tensors each format can store."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CodecInfo:
 
 @dataclass(frozen=True, slots=True)
 class RecipeInfo:
-    """A preset: bits per weight of its matrices, programs that run the result, and whether it uses statistics."""
+    """A preset: its bits per weight, the programs that run its results, and whether it needs statistics."""
 
     name: str
     bits: str
@@ -63,7 +63,7 @@ class RecipeInfo:
 
 @dataclass(frozen=True, slots=True)
 class RuntimePreset:
-    """A preset that a program runs, with its container, and the ``--bits`` that select it (empty if there are none)."""
+    """A preset that a program runs, its container, and the value of ``--bits`` that selects it (empty if none does)."""
 
     name: str
     bits: str
@@ -176,7 +176,7 @@ def recipes() -> list[RecipeInfo]:
 def recipes_report(runtime: str | None = None) -> Report:
     """Return the report of ``ingot recipes``, with a row for every preset.
 
-    With ``runtime`` it has only the presets that this program runs, its defaults first.
+    With ``runtime``, it has only presets that this program runs; the program's defaults are first.
     """
     if runtime is not None:
         return _presets_for(runtime)
@@ -231,7 +231,9 @@ def _range(sizes: Sequence[float]) -> str:
 
 
 def _choices(recipe: Recipe) -> Iterator[Choice]:
-    """Yield the choices of a recipe for the matrices of a Llama model, whose columns suit every group and block."""
+    """Yield a recipe's choices for the matrices of a Llama model. Their columns are multiples of every group and
+    block.
+    """
     recipe = expand_for_llama(recipe)
     for name in [f"model.layers.{layer}.{matrix}.weight" for layer in range(LLAMA_LAYERS) for matrix in _MATRICES]:
         choice = resolve(recipe, name, _MATRIX, "bf16", LLAMA_LAYERS).choice
@@ -239,7 +241,7 @@ def _choices(recipe: Recipe) -> Iterator[Choice]:
 
 
 def mean_bits(recipe: Recipe) -> float | None:
-    """Return the mean bits per weight of the matrices in a Llama model's layers; None if they depend on the values."""
+    """Return the mean bits per weight in the layers of a Llama model; None if the bits depend on the values."""
     expanded = expand_for_llama(recipe)
     names = [f"model.layers.{layer}.{matrix}.weight" for layer in range(LLAMA_LAYERS) for matrix in _MATRICES]
     sizes = []

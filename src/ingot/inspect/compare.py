@@ -56,11 +56,10 @@ ComparePairs = Callable[[Sequence[Pair], Progress], Iterable[TensorComparison]]
 
 @dataclass(frozen=True, slots=True)
 class CompareReport(Reportable):
-    """All comparisons, worst first: missing or misshapen tensors, differing ones by rising signal-to-noise ratio, equal
-    ones.
+    """All comparisons, worst first; ``Comparisons`` describes the order.
 
     ``unread`` are sentences about tensors that a file contains but Ingot cannot read; they were not compared. ``notes``
-    describe a side that is no model.
+    describe a side that is not a model.
     """
 
     a: str
@@ -86,7 +85,7 @@ class CompareReport(Reportable):
 
     @property
     def scored(self) -> bool:
-        """Whether ``total`` is meaningful: at least one tensor that could be compared as numbers differs."""
+        """Whether ``total`` is meaningful: at least one numeric tensor differs."""
         return any(tensor.stats is not None and tensor.status == DIFFERS for tensor in self.tensors)
 
     def report(self, top: int = 0) -> Report:
@@ -150,8 +149,9 @@ def _plural(status: str, count: int) -> str:
 def compare(options: CompareOptions) -> CompareReport:
     """Compare two checkpoints in any of the formats that ``ingot.open`` opens; A is the reference.
 
-    If one is a GGUF file and the other a model folder, they are compared under the folder's names. ``progress`` counts
-    stored bytes of both. Decoded values are compared in chunks, so that memory stays that of a few chunks.
+    If one is a GGUF file and the other a model folder, tensors are compared under the folder's names. ``progress``
+    counts stored bytes of both. Decoded values are compared in chunks, so memory does not grow with the size of
+    tensors.
 
     Returns
     -------
@@ -188,9 +188,9 @@ def compare(options: CompareOptions) -> CompareReport:
 
 @contextmanager
 def open_sides(options: CompareOptions, *, check_files: bool = True) -> Iterator[tuple[Checkpoint, Checkpoint]]:
-    """Open both checkpoints, with names and orientations that can be compared.
+    """Open both checkpoints as views with comparable names and orientations.
 
-    Digests over full files are checked, unless ``check_files`` is False.
+    Digests of full files are checked, unless ``check_files`` is False.
     """
     limit = options.max_decompressed
     with (
@@ -255,9 +255,9 @@ def _compare_locally(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorC
 
 
 def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple[Checkpoint, Checkpoint]:
-    """Return both checkpoints under names that can be compared: if one is a GGUF file, under those of a model folder.
+    """Return both checkpoints under comparable names: a GGUF file gets the names of a model folder.
 
-    Nothing is translated if they have a name in common, or if the translation would drop tensors.
+    Nothing is translated if both have a name in common, or if the translation would drop tensors.
     """
     if first.format == second.format or any(name in second for name in first):
         return first, second
@@ -294,7 +294,7 @@ def _unpaired(first: Checkpoint, second: Checkpoint, renamed: Mapping[str, str])
 class _Pairs(Sequence[Pair]):
     """Pairs of tensors of two checkpoints, built on each access and not cached.
 
-    ``names`` are those of the first checkpoint; ``renamed`` are the names in the second that differ.
+    ``names`` are the names in the first checkpoint; ``renamed`` maps them to different names in the second.
     """
 
     def __init__(
@@ -322,9 +322,9 @@ class _Pairs(Sequence[Pair]):
 
 
 def renamed_tensors(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
-    """Return names of tensors of A and their names in B, for tensors that compression has renamed.
+    """Return a map from A's names to B's names, for tensors that compression has renamed.
 
-    A pair has the same original name. If a checkpoint has several tensors with one original name, they are left out.
+    Two tensors match if they have the same original name, and no other tensor of either checkpoint has it.
     """
     by_original: list[dict[str, list[str]]] = []
     for checkpoint, counterpart in ((first, second), (second, first)):

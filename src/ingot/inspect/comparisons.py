@@ -1,4 +1,4 @@
-"""The results of a comparison by tensor, stored as columns because a checkpoint may have very many tensors."""
+"""The results of a comparison by tensor, stored as columns to save memory for checkpoints with very many tensors."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class TensorComparison:
 class Comparisons(ComputedSequence[TensorComparison]):
     """A sequence of comparisons, worst first; items are built on each access and not cached.
 
-    Missing or misshapen tensors come first, then differing ones, then equal ones. Within each class they are sorted by
-    rising signal-to-noise ratio (0 if there is none; last if the sums of squares overflowed), then by name.
+    Missing or misshapen tensors come first, then differing ones, then equal ones. Within each class, the order is by
+    rising signal-to-noise ratio, then by name. A missing ratio counts as 0; if sums of squares overflowed, the tensor
+    is last.
     """
 
     __slots__ = ("_columns", "_order")
@@ -94,7 +95,7 @@ class _Columns:
         self._sums += _NO_SUMS if stats is None else _SUMS.pack(*_sums(stats))
 
     def item(self, index: int) -> TensorComparison:
-        """Return the comparison that was added at an index."""
+        """Return the comparison with an index, counted in the order of ``add``."""
         sums = _SUMS.unpack_from(self._sums, index * _SUMS.size)
         stats = ErrorStats(*sums) if sums[0] >= 0 else None
         return TensorComparison(self._names[index], _STATUSES[self._statuses[index]], self._details[index], stats)

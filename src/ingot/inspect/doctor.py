@@ -45,8 +45,8 @@ _CHECK_VALUE = "crc32c:0xe3069283"  # CRC-32C of "123456789", the catalogue's ch
 class Check:
     """The result of one check.
 
-    ``state`` is ``ok``, ``other`` (a version that was not tried), ``absent`` (an optional package), ``missing`` (a
-    needed program or package) or ``bad``; ``advice`` is a remedy, or empty.
+    ``state`` is ``ok``, ``other`` (an untested version), ``absent`` (an optional package), ``missing`` (a required
+    program or package) or ``bad``. ``advice`` is a remedy, or empty.
     """
 
     name: str
@@ -108,7 +108,7 @@ def _extra(name: str, package: str, use: str) -> Check:
 
 
 def examine_runtime(name: str) -> list[Check]:
-    """Return checks of what a program, and writing for it, need on this machine; the program is not started.
+    """Return checks of a program and of the packages that writing for it needs; the program is not started.
 
     Raises ``UsageError`` ``runtime.unknown``.
     """
@@ -121,7 +121,7 @@ def examine_runtime(name: str) -> list[Check]:
 
 
 def _program(profile: RuntimeProfile) -> tuple[Check, Check]:
-    """Return the check whether a program is here, and that of its version."""
+    """Return two checks of a program: whether it is installed, and its version."""
     needs = profile.installation
     versions = {package: version for package in needs.packages if (version := _version_of(package))}
     paths = [path for program in needs.programs if (path := shutil.which(program))]

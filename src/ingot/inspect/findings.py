@@ -14,8 +14,8 @@ from ingot.stores.location import AnyPath, Location
 class Finding:
     """A result of ``verify``.
 
-    ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but worth knowing). ``rule``
-    is the rule's name on the spec page, ``where`` the file, tensor and part.
+    ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but unusual). ``rule`` is the
+    rule's name on the spec page, ``where`` the file, tensor and part.
     """
 
     level: str

@@ -22,7 +22,7 @@ from ingot.stores.location import AnyPath, Location
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """The description of a part: types, encoding, sizes in bytes, digest, and its place in a file."""
+    """The description of a part: types, encoding, sizes in bytes, digest, file and offset."""
 
     role: str
     dtype: str
@@ -39,7 +39,7 @@ class PartInfo:
 class TensorInfo:
     """The description of a tensor.
 
-    ``nbytes`` are bytes in the file; ``layer`` and ``role`` follow from the name.
+    ``nbytes`` is its number of bytes in the file; ``layer`` and ``role`` follow from the name.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Inspection:
     """The description of a checkpoint: sizes in bytes, every tensor, totals, and notes.
 
     ``receipt`` are the measurements in its receipt. ``archive`` describes the archive that contains it, if there is
-    one. If the files of an archive are no model, or several, there are no tensors.
+    one. If the files of an archive are no model, or several models, there are no tensors.
     """
 
     path: str
@@ -142,7 +142,7 @@ def inspect_found(store: Store, name: str) -> Inspection:
 
 
 def _without_model(path: str, archive: ArchiveInfo, note: str) -> Inspection:
-    """Return the description of an archive that does not open as a model, for the reason in ``note``."""
+    """Return the description of an archive that cannot be opened as a model; ``note`` states why."""
     return Inspection(
         path=path,
         format="archive",
@@ -158,7 +158,7 @@ def _without_model(path: str, archive: ArchiveInfo, note: str) -> Inspection:
 
 
 def _stacks(source: Source) -> Sequence[Table]:
-    """Return the tables of kernel stacks for the file's features; empty if its format has no stack selector."""
+    """Return a table of the kernel stacks that support the file's features; empty if its format has none."""
     features = source.catalog.features
     format = source.format.name
     return () if features is None or format not in STACK_SELECTORS else STACK_SELECTORS[format].tables(features)

@@ -1,4 +1,4 @@
-"""The id of a file's contents by the digests in its manifest, and the canonical form. Page: spec/operations.md."""
+"""The id of a file's contents from the digests in its manifest, and the canonical form (``spec/operations.md``)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CONTAINER = "zt2"
 
 
 def manifest_id(source: Source) -> str:
-    """Return the id of an artifact by the digests of its parts, of which no byte is read: ``sha256:`` and hex digits.
+    """Return an artifact's id, ``sha256:`` and hex digits, from the recorded digests of its parts. No part is read.
 
-    For container 2 of ``.zt`` it is the content digest of the container's document. Order, offsets and files of the
-    tensors do not matter.
+    For container 2 of ``.zt``, it is the content digest of the container's specification. The order, offsets and files
+    of tensors do not change it.
 
     Raises ``UnsupportedError`` ``inspect.id``: a part has no digest.
     """

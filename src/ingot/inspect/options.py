@@ -125,7 +125,7 @@ class InspectOptions:
 
 @preload
 class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file or folder to check, as workers of ``verify`` get it."""
+    """The file or folder to check, as sent to the workers of ``verify``."""
 
     path: str
     io: str
@@ -134,7 +134,7 @@ class CheckedFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 @preload
 class ComparedFiles(Struct, frozen=True, forbid_unknown_fields=True):
-    """The two artifacts to compare, as workers of ``compare`` get them."""
+    """The two artifacts to compare, as sent to the workers of ``compare``."""
 
     a: str
     b: str

@@ -75,16 +75,16 @@ def describe(options: InspectOptions, store: Store, name: str) -> Report:
 
 
 def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True, every: bool = False) -> Report:
-    """Return a report of all headers; text shows totals by one key, and tensors with equal layers in one row.
+    """Return a report of all headers. The text shows totals by the key ``by``; equal layers share a row.
 
     Parameters
     ----------
     inspection : Inspection
     by : {"layer", "codec", "dtype", "role"}
     tensors : bool
-        Whether text shows the tensors.
+        Whether the text shows tensors.
     every : bool
-        Whether text shows each tensor in a row of its own.
+        Whether the text has a row for every tensor.
     """
     hidden_figures = ("tensors", "details", "archive")
     archive = inspection.archive
@@ -128,7 +128,7 @@ def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True,
 
 
 def _value_text(value: Any) -> str:
-    """Return a value of the metadata on part of a line: the number of items for a list or an object, a text's start."""
+    """Return a metadata value as short text: the beginning of a text, the length of a list or object."""
     if isinstance(value, Mapping):
         return f"{len(value)} entries"
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > _SHOWN_ITEMS:
@@ -155,7 +155,7 @@ def tensor_report(inspection: Inspection, name: str) -> Report:
 
 
 def identity_report(path: str, content_id: str, receipt: str | None = None) -> Report:
-    """Return a report of a checkpoint's content id, and whether its ``receipt`` has the same content id."""
+    """Return a report of a checkpoint's content id; with ``receipt``, also whether the ids are equal."""
     figures = [Figure("path", path), Figure("content_id", content_id)]
     lines = [Line("{content_id}")]
     if receipt is not None:
@@ -167,7 +167,9 @@ def identity_report(path: str, content_id: str, receipt: str | None = None) -> R
 
 
 def delta_lines(metadata: Mapping[str, Any], path: str) -> tuple[list[str], str | None]:
-    """Return lines that describe a delta, and the metadata key with the description; ([], None) if it is no delta."""
+    """Return lines that describe a delta, and the metadata key of its description; ([], None) for any other
+    checkpoint.
+    """
     info = delta_of(metadata, path)
     if info is None:
         return [], None
@@ -191,7 +193,7 @@ def _detail(item: Table) -> dict[str, Any]:
 
 
 def _without_data(item: Table) -> Table:
-    """Return the table without its rows in JSON: it is shown in text only."""
+    """Return the table for text only, without JSON."""
     return item if not item.data else Table(item.name, item.columns, item.rows, item.title, data=False)
 
 
@@ -227,7 +229,7 @@ def _tensors(tensors: Sequence[TensorInfo], every: bool) -> Table:
 
 
 def _sorted_totals(totals: dict[str, tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
-    """Return the items of ``totals`` sorted by label, numbers first and by value."""
+    """Return the items of ``totals`` sorted by label: first numbers by value, then text."""
     return sorted(
         totals.items(), key=lambda item: (not item[0].isdigit(), int(item[0]) if item[0].isdigit() else 0, item[0])
     )

@@ -1,4 +1,4 @@
-"""The task types of workers for ``verify`` and ``compare``."""
+"""The tasks of workers for ``verify`` and ``compare``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Receipts: measurements of an artifact, stored in its file or in a small separate file.
 
-A single ``.zt`` file of container 1 stores the receipt itself: its manifest, which is at the end and has its own
-digest, is rewritten, and all bytes before it stay. All other artifacts get a file in the same folder: other formats,
-folders with several weight files, and files with a seal, whose bytes must not change.
+A single ``.zt`` file of container 1 stores the receipt itself. Only its manifest is rewritten, which is at the end and
+has its own digest. All other artifacts get a separate file in the same folder: other formats, folders with several
+weight files, and files with a seal, whose bytes must not change.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _CHUNK = 8 << 20
 
 
 def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallback | None = None) -> str:
-    """Add a measurement to the receipt of an artifact; read all weights once for their content id.
+    """Add a measurement to the receipt of an artifact. All weights are read once for their content id.
 
     Parameters
     ----------
     path : path or address
     entry : mapping
-        JSON-like; ``of`` describes the measurement. It replaces an earlier entry with the same ``of``.
+        Values that JSON can store; ``of`` describes the measurement. The entry replaces an earlier one with the same
+        ``of``.
     progress : callable, optional
 
     Returns
@@ -63,14 +64,16 @@ def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallb
 
 
 def require_writable(path: AnyPath) -> None:
-    """Raise the errors of ``add_receipt`` if no receipt of the artifact can be written; call it before measuring."""
+    """Raise the errors of ``add_receipt`` if no receipt of the artifact can be written; for use before measuring."""
     with closing(open_source(Location.parse(path))) as source:
         target = _sidecar(source) if _inside(source) is None else _file(source)
         target.stage(OverwritePolicy(allowed=True)).discard()
 
 
 def receipt_of(source: Source) -> tuple[Receipt | None, Fault | None]:
-    """Return the receipt of an artifact, or the rule and message why it cannot be read; both None without a receipt."""
+    """Return the receipt of an artifact, or the rule and message of the error in it; both None if there is no
+    receipt.
+    """
     if source.catalog.receipt is not None:
         return try_parse_receipt(source.catalog.receipt.encode(), source.location)
     name = _name(source) + SUFFIX
@@ -82,7 +85,7 @@ def receipt_of(source: Source) -> tuple[Receipt | None, Fault | None]:
 
 
 def describe_entry(entry: Mapping[str, Any]) -> str:
-    """Return an entry of a receipt as one line; the entry is untrusted, so that every type is checked."""
+    """Return an entry of a receipt as one line. The entry is untrusted, so every type is checked."""
     subject, figures, gate = (entry.get(key) for key in ("of", "figures", "gate"))
     subject = subject if isinstance(subject, Mapping) else {}
     text = subject.get("text")
@@ -112,9 +115,7 @@ def _sidecar(source: Source) -> Location:
 
 
 def _inside(source: Source) -> Format | None:
-    """Return the artifact's format if it can store a receipt in the artifact's file; None if it needs a
-    separate file.
-    """
+    """Return the artifact's format if its file can store a receipt; None if a separate file is necessary."""
     is_single = [*source.catalog.headers] == [source.entry] and len(source.catalog.sources) == 1
     sealed = source.store.exists(source.entry + SEALS) if is_single else True
     return source.format if source.format.traits.carries_receipt and is_single and not sealed else None

@@ -1,4 +1,4 @@
-"""Seal: write the digests of a file's chunks to a small file in its folder. Repair: replace chunks that differ."""
+"""Seals: files with the digests of a weight file's chunks. Repair replaces the chunks whose digests differ."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sealed_report(files: list[Sealed]) -> Report:
 
 @takes(SealOptions, "seal")
 def seal(options: SealOptions) -> list[Sealed]:
-    """Write ``X.ingot.json`` beside each weight file ``X`` of a checkpoint, replacing older ones.
+    """Write ``X.ingot.json`` next to each weight file ``X`` of a checkpoint, replacing an older seal.
 
     Reads every file once, and every tensor once for the content id. With ``sign``, all files are then signed; the last
     item is the signature, with its own size and digest.
@@ -94,7 +94,7 @@ def _seal_files(options: SealOptions) -> list[Sealed]:
 
 
 def seal_beside(store: Store, name: str) -> Seal | None:
-    """Return the seal of a file, None if it has none. Raises ``FormatError`` ``seal.json``, ``seal.fields``."""
+    """Return the seal of a file; None if it has none. Raises ``FormatError`` ``seal.json``, ``seal.fields``."""
     try:
         raw = store.read(name + SUFFIX, MAX_SEAL, "seal.fields")
     except UsageError as error:
@@ -114,10 +114,10 @@ class Repaired:
 
 
 def repair(location: Location, origin: Location) -> list[Repaired]:
-    """Replace the chunks of a local file, or of a folder's files, that differ from the seal.
+    """Replace the chunks of a local file, or of a folder's files, whose digests differ from the seal.
 
-    The seal is that beside the file, or else that beside the origin. A chunk is written only if its digest is that of
-    the seal. A truncated or missing file is completed.
+    The seal next to the file is used, or else the seal next to the origin. A chunk of the origin is written only if it
+    has the digest in the seal. A truncated or missing file is completed.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def repair(location: Location, origin: Location) -> list[Repaired]:
     IntegrityError
         ``seal.digest-mismatch``, ``seal.size``: the origin has another file.
     UnsupportedError
-        ``store.not-local``: the file to repair is on another machine.
+        ``store.not-local``: the file to repair is not on a local disk.
     """
     target_store, name = location.find()
     origin_store, origin_entry = origin.find()
@@ -156,7 +156,7 @@ def repair(location: Location, origin: Location) -> list[Repaired]:
 
 
 def _sealed_names(folder: Store, origin: Store) -> list[str]:
-    """Return the names of files that have a seal in the folder or in the origin; raise ``seal.missing`` if none has."""
+    """Return the names of files with a seal in the folder or in the origin. Raises ``UsageError`` ``seal.missing``."""
     names = {*folder.list().files}
     with suppress(IngotError):  # a store without listings
         names |= {*origin.list().files}

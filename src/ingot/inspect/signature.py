@@ -1,6 +1,6 @@
-"""Signatures of models by keys, in the form of the OpenSSF's package model-signing, which other tools verify.
+"""Signatures of models by keys, in the format of OpenSSF's package model-signing, which other tools verify.
 
-A signature states the SHA-256 of each file of a folder, or of one file. The package does the signing and verifying.
+A signature contains the SHA-256 of each file of a folder, or of one file. The package signs and verifies.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def sign(location: Location, key: AnyPath, signature: AnyPath | None = None) -> 
 
 
 def check_signature(location: Location, signature: AnyPath, key: AnyPath) -> Finding:
-    """Return whether a signature by the key's owner is valid for exactly these files: a note if it is, else an error.
+    """Return a finding on a signature: a note if the key's owner signed exactly these files, else an error.
 
     Raises the errors of ``sign`` for a missing package, key or signature.
     """
@@ -93,7 +93,7 @@ def _default(location: Location) -> Location:
 
 
 def _hashing(package: Any, path: Path, file: Path) -> Any:
-    """Return the package's settings: the signature ``file`` is left out if it is in the folder."""
+    """Return the package's hashing settings, which exclude the signature ``file`` if it is in the folder."""
     config = package.hashing.Config()
     signature = file.resolve()
     inside = path.is_dir() and signature.is_relative_to(path.resolve())

@@ -75,7 +75,7 @@ def _spare_bits(tensor: Tensor) -> int:
 
 
 def _check_part(part: Part, location: str, spare: int) -> list[Finding]:
-    """Read a part; check its digest, and that bools are 0 or 1 and the last ``spare`` bits zero."""
+    """Read a part; check its digest, that bools are 0 or 1, and that the last ``spare`` bits are zero."""
     buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
     last = 0
     if part.dtype != "bool" and part.length and part.read_small(buffer):
@@ -110,7 +110,7 @@ def _read_part(part: Part, location: str, buffer: memoryview) -> int:
 
 
 def _check_values(codec: Codec, tensor: Tensor) -> list[Finding]:
-    """Decode all rows in chunks, which checks indices and scales; return findings about values that are not finite."""
+    """Decode all rows in chunks, which checks indices and scales; return findings about NaN and infinite values."""
     matrix = matrix_of(tensor)
     nonfinite = 0
     if codec.checks_stored:

@@ -128,7 +128,9 @@ def _canonical_findings(source: Source) -> Iterator[Finding]:
 
 
 def _archive_findings(location: Location, options: VerifyOptions) -> list[Finding]:
-    """Restore all files of an archive in memory; return an error for each that differs. Empty if it is no archive."""
+    """Restore all files of an archive in memory; return an error for each that differs. Empty if it is not an
+    archive.
+    """
     store, _ = find(location, options.io)
     if not isinstance(store, ArchiveStore):
         return []
@@ -211,7 +213,7 @@ def examine(
 
 
 def _is_sealed(source: Source, sealed: Sequence[Finding | None]) -> bool:
-    """Return whether all files of the artifact have a seal, whose findings are ``sealed``."""
+    """Return whether every file of the artifact has a seal; ``sealed`` are the results of ``_check_seals``."""
     return bool(sealed) and len(sealed) == len(source.catalog.headers)
 
 
@@ -230,7 +232,7 @@ def _check_tensors(source: Source, progress: ProgressCallback | None, check: Che
 
 
 def _decoded_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors that the check decodes, without blocks that pruning or a sparse difference drops."""
+    """Yield the tensors to decode, without the blocks that pruning or a sparse difference omits."""
     for tensor in tensors:
         codec = CODECS.get(tensor.codec)
         if codec is not None and codec.checks_stored:
@@ -240,7 +242,7 @@ def _decoded_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _check_delta(source: Source) -> Iterator[Finding]:
-    """Compare the tensors that a delta's description lists with those that it contains."""
+    """Compare a delta's tensors with the list in its description."""
     tensors = source.catalog.tensors
     location = source.location
     try:
@@ -257,7 +259,7 @@ def _check_delta(source: Source) -> Iterator[Finding]:
 
 
 def _check_attachments(source: Source) -> Iterator[Finding]:
-    """Check a draft head's tensors alone and against each other, and a package's zip without unpacking it."""
+    """Check the tensors of a draft head and their relations, and the zip of a package without unpacking it."""
     attached = source.view().attachments
     if attached.draft is not None:
         findings = [item for tensor in attached.draft.values() for item in check_tensor(tensor)]
@@ -287,7 +289,7 @@ def _check_files(source: Source) -> Iterator[Finding]:
 
 
 def _check_seals(source: Source) -> Iterator[Finding | None]:
-    """Compare each file that has a seal with it; yield a finding for a difference, None for a match."""
+    """Yield a finding for each sealed file: None if the file matches its seal."""
     for name in source.catalog.headers:
         location = source.store.location_of(name)
         try:
@@ -312,7 +314,7 @@ def _check_seals(source: Source) -> Iterator[Finding | None]:
 
 
 def runtime_findings(profile: RuntimeProfile, source: Source) -> list[Finding]:
-    """Return an error for each reason for which the program would not load the artifact; if there is none, a note."""
+    """Return an error for each reason why the program would not load the artifact; a note if there is none."""
     answer = accepts(profile, source)
     if not answer.accepted:
         return [Finding("error", reason.rule, reason.location, reason.message) for reason in answer.reasons]

@@ -1,1 +1,1 @@
-"""Copying models to registries and to the Hub, and from registries."""
+"""Push models to registries and to the Hugging Face Hub, and pull them from registries."""

@@ -1,6 +1,6 @@
 """The model card that a pushed model gets on the Hub: source, preset, measured error, command.
 
-Texts from files are untrusted: they are quoted in the card's metadata, and escaped in its text.
+Texts from files are untrusted. They are quoted in the card's metadata and escaped in its text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_ENTRIES = 16
 
 
 def card(model: PushedModel, base: str) -> str:
-    """Return the text of ``README.md``; ``base`` is the original model, empty if it is unknown."""
+    """Return the text of ``README.md``; ``base`` is the id of the original model, empty if it is unknown."""
     name = Location.parse(model.location).name
     quantization = model.quantization()
     lines = [
@@ -62,7 +62,7 @@ def _header(model: PushedModel, base: str, quantization: str) -> dict[str, Any]:
 
 
 def _library(model: PushedModel, container: str) -> str:
-    """Return the name of the library that reads the model, as the Hub spells it; empty for none of its libraries."""
+    """Return the Hub's name of the library that loads the model; empty if the Hub has no name for it."""
     if model.inspection is None:
         return ""
     if model.inspection.format == "mlx" or container == "gguf":
@@ -71,7 +71,7 @@ def _library(model: PushedModel, container: str) -> str:
 
 
 def _facts(model: PushedModel, base: str, quantization: str) -> Iterator[str]:
-    """Yield the rows of the table of facts."""
+    """Yield the rows of the table that describes the model."""
     inspection = model.inspection
     rows = [("Source", _text(base) or "not stated")]
     if quantization:
@@ -94,7 +94,7 @@ def _facts(model: PushedModel, base: str, quantization: str) -> Iterator[str]:
 
 
 def _types(inspection: Inspection) -> dict[str, tuple[int, int, int]]:
-    """Return number of tensors, elements and bytes by stored type."""
+    """Return the numbers of tensors, elements and bytes for each stored type."""
     totals: dict[str, tuple[int, int, int]] = {}
     for tensor in inspection.tensors:
         label = str(tensor.params.get("type") or (tensor.dtype if tensor.codec == DenseLayout.codec else tensor.codec))
@@ -104,7 +104,7 @@ def _types(inspection: Inspection) -> dict[str, tuple[int, int, int]]:
 
 
 def _errors(inspection: Inspection | None) -> Iterator[str]:
-    """Yield the measurements in the model's receipt, or a sentence that there are none."""
+    """Yield the measured errors in the model's receipt, or a sentence that nothing was measured."""
     entries = () if inspection is None else inspection.receipt[:_MAX_ENTRIES]
     for entry in entries:
         yield f"- {_text(describe_entry(entry))}"
@@ -113,7 +113,7 @@ def _errors(inspection: Inspection | None) -> Iterator[str]:
 
 
 def _command(base: str, name: str, quantization: str) -> Iterator[str]:
-    """Yield the command that repeats the quantization, if source and preset are known."""
+    """Yield the command that repeats the quantization; nothing if the source or the preset is unknown."""
     if not base or quantization not in ALL_PRESETS:
         return
     yield "## Command"
@@ -124,10 +124,10 @@ def _command(base: str, name: str, quantization: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return text for Markdown: on one line, without markup."""
+    """Return text escaped for Markdown, on one line."""
     return _MARKUP.sub(r"\\\1", printable(text)[:_LONGEST])
 
 
 def _word(text: str) -> str:
-    """Return text as a word of a shell that no Markdown fence ends."""
+    """Return text as a quoted word of a shell command that cannot end the Markdown fence around it."""
     return re.sub(r"[^\w@%+=:,./-]", "_", text, flags=re.ASCII)

@@ -1,4 +1,4 @@
-"""Push a model to the Hugging Face Hub: one commit with all files, and a model card if there is none."""
+"""Push a model to the Hugging Face Hub: one commit with all files, and a model card if the model has none."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def card_of(model: PushedModel, options: PushOptions) -> str:
-    """Return the card that Ingot writes for a model; empty if the model has one and ``options.card`` is not set."""
+    """Return the card that Ingot writes for a model; empty if the model has a card and ``options.card`` is not set."""
     if CARD in model.files and not options.card:
         return ""
     return card(model, options.base or _recorded_base(model))
 
 
 def push_to_hub(model: PushedModel, text: str, options: PushOptions) -> tuple[str, int]:
-    """Push the files and the card ``text`` by one commit; return the commit, and the bytes of the files.
+    """Push the files and the card ``text`` in one commit; return the commit, and the total bytes of the files.
 
-    A model that does not exist is created, for its owner alone. Weights that the new model lacks are removed by the
-    same commit, because programs would load them too. The Hub's history keeps what is replaced.
+    A missing repository is created as private. Weights that are not part of the new model are removed by the same
+    commit, because programs would load them too. The Hub's history keeps replaced files.
 
     Raises
     ------
@@ -78,14 +78,14 @@ def _require_no_weights(present: Sequence[str], location: str) -> None:
 
 
 def _present(api: Any, address: HubAddress) -> list[str]:
-    """Return the names of the files that the Hub has at the revision; creates a missing branch."""
+    """Return the names of the files at the revision; create its branch if it is missing."""
     if not api.revision_exists(address.model, address.revision):
         api.create_branch(address.model, branch=address.revision)
     return [str(name) for name in api.list_repo_files(address.model, revision=address.revision)]
 
 
 def _recorded_base(model: PushedModel) -> str:
-    """Return the Hub id that transformers recorded in ``config.json``; empty without one."""
+    """Return the Hub id that transformers recorded in ``config.json``; empty if there is none."""
     if CONFIG not in model.files:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The files of a model that are pushed, and what is known about the model."""
+"""The files of a model to push, and the description of the model."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ROUNDING = "ingot.rounding"
 class PushedModel:
     """The files to push, and the description of the model.
 
-    ``files`` maps the name that a file gets to its name in ``store``. ``inspection`` is None if the files do not open
-    as a model. ``notes`` name what is left out, and why the files do not open.
+    ``files`` maps the published name of a file to its name in ``store``. ``inspection`` is None if the files do not
+    open as a model. ``notes`` name the files that are left out, and state why the files do not open.
     """
 
     location: str
@@ -50,14 +50,14 @@ class PushedModel:
     notes: Sequence[str] = ()
 
     def metadata(self, key: str) -> str:
-        """Return a text of the model's metadata; empty without it."""
+        """Return a text of the model's metadata; empty if the key is missing."""
         value = {} if self.inspection is None else self.inspection.metadata
         return str(value.get(key, ""))
 
     def quantization(self) -> str:
         """Return the preset, else the packing of a safetensors folder, else the most frequent type of packed weights.
 
-        Empty if no weights are packed.
+        The result is empty if no weights are packed.
         """
         preset = self.metadata(PRESET)
         if preset or self.inspection is None:
@@ -71,9 +71,9 @@ class PushedModel:
         return counts.most_common(1)[0][0] if counts else ""
 
     def container(self) -> str:
-        """Return the container of the weights, such as gguf or safetensors; empty without one.
+        """Return the container of the weights, such as gguf or safetensors; empty without weights.
 
-        The inspection states the packing of a safetensors folder, and the format of the model in an archive.
+        In an archive it is the container of the archived model.
         """
         for suffix in _CONTAINERS:
             if any(name.lower().endswith(suffix) for name in self.files):
@@ -81,7 +81,7 @@ class PushedModel:
         return "" if self.inspection is None else self.inspection.format
 
     def precisions(self) -> list[str]:
-        """Return the element types of the tensors, as ModelPack names them, the most frequent first."""
+        """Return the element types of the tensors by their names in ModelPack, the most frequent first."""
         counts: Counter[str] = Counter()
         for tensor in () if self.inspection is None else self.inspection.tensors:
             counts[tensor.dtype] += tensor.size
@@ -89,9 +89,9 @@ class PushedModel:
 
 
 def model_to_push(location: Location) -> PushedModel:
-    """Return the files of a folder, or a file with the other files that it consists of, and their description.
+    """Return the files of a folder, or a file with its companions and shards, and their description.
 
-    Hidden files are left out, except those that formats of Ingot have.
+    Hidden files are left out, unless they belong to a format of Ingot.
 
     Raises
     ------
@@ -127,23 +127,23 @@ def model_to_push(location: Location) -> PushedModel:
 
 
 def is_document(name: str) -> bool:
-    """Return whether a file's name is that of a text for readers."""
+    """Return whether a file, by its name, is a text for people, such as a readme or a license."""
     last = name.rpartition("/")[2].lower()
     return last.startswith(_DOCUMENTS) or last.endswith(".md")
 
 
 def is_program(name: str) -> bool:
-    """Return whether a file's name is that of a program."""
+    """Return whether a file, by its name, is source code."""
     return name.lower().endswith(_PROGRAMS)
 
 
 def is_weights_file(name: str) -> bool:
-    """Return whether a file contains weights; an index of shards contains none."""
+    """Return whether a file, by its name, contains weights; an index of shards does not."""
     return is_weights(name) and not name.lower().endswith(".json")
 
 
 def parameter_count(elements: int) -> str:
-    """Return a number of weights with at most one decimal, such as 6.7B."""
+    """Return the number of weights as text with at most one decimal, such as 6.7B."""
     for letter, scale in _SCALES:
         if elements >= scale:
             return f"{elements / scale:.1f}".removesuffix(".0") + letter
@@ -151,7 +151,7 @@ def parameter_count(elements: int) -> str:
 
 
 def describe(model: PushedModel, base: str | None) -> dict[str, Any]:
-    """Return the parts ``descriptor`` and ``config`` of ModelPack's description of a model, as far as known."""
+    """Return the objects ``descriptor`` and ``config`` of ModelPack's model description; unknown facts are left out."""
     descriptor = {"name": Location.parse(model.location).name}
     if base:
         descriptor["sourceURL"] = f"https://huggingface.co/{base}" if Location.parse(base).may_be_hub_id else base
@@ -170,7 +170,7 @@ def describe(model: PushedModel, base: str | None) -> dict[str, Any]:
 
 
 def _family(model: PushedModel) -> str:
-    """Return the architecture's name in the metadata or in ``config.json``; empty without one."""
+    """Return the architecture's name from the metadata or from ``config.json``; empty if there is none."""
     if architecture := model.metadata("general.architecture"):
         return architecture
     if CONFIG not in model.files:

@@ -1,4 +1,4 @@
-"""Options of pushing and pulling. The command line imports this module at its start, so it imports nothing slow."""
+"""Options of pushing and pulling. The command line imports this module at startup, so its imports are fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PushOptions:
-    """Options of pushing: the model, and the address that it gets."""
+    """Options of pushing: the model, and the address to which it is pushed."""
 
     src: AnyPath = field(metadata=source("Folder or file to push; a path or address.", metavar="MODEL"))
     dst: str = field(

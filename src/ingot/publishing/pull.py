@@ -30,7 +30,7 @@ _WINDOW = 64 << 20  # read by several requests at once
 class Pulled(Reportable):
     """The result of pulling: the number of files and their size in bytes; ``version`` is the artifact's digest.
 
-    ``resumed`` is the number of bytes that an interrupted run had fetched, ``unpacked`` the number of archives whose
+    ``resumed`` is the number of bytes that an interrupted run had already fetched, ``unpacked`` the number of archives whose
     files are among them.
     """
 
@@ -117,9 +117,9 @@ def pull(options: PullOptions) -> Pulled:
 
 
 def _fetch(store: RegistryStore, name: str, target: LocalTarget, start: int, progress: Progress) -> bool:
-    """Write a file, whose first ``start`` bytes are staged; return whether these were used.
+    """Write a file whose first ``start`` bytes are staged already; return whether these bytes were used.
 
-    If the digest differs, the file is requested once more. Raises ``IntegrityError`` ``registry.digest``.
+    If the digest differs, the file is fetched once more. Raises ``IntegrityError`` ``registry.digest``.
     """
     advance = partial(progress.advance, item=name)
     try:
@@ -134,7 +134,7 @@ def _fetch(store: RegistryStore, name: str, target: LocalTarget, start: int, pro
 
 
 def _copy(store: RegistryStore, name: str, target: LocalTarget, start: int, advance: Callable[[int], None]) -> None:
-    """Write a file from the byte ``start`` on; compare the digest of all of it."""
+    """Write a file from byte ``start`` on, and compare the digest of the full file."""
     hasher = Sha256()
     blob = store.blob(name)
     with closing(target.create(name)) as sink, closing(store.open(name)) as source:

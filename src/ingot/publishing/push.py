@@ -20,9 +20,9 @@ from ingot.stores.location import Location
 class Pushed(Reportable):
     """The result of pushing.
 
-    ``size`` is the size of the files in bytes, and ``sent`` those of new files. ``version`` is the digest in the
-    registry, or the commit of the Hub; it is empty after a dry run, which fills ``listed``. ``card`` is the model card
-    that Ingot adds on the Hub; empty if the model or the Hub has one.
+    ``size`` is the total size of the files in bytes, ``sent`` the size of the files that were new. ``version`` is the
+    digest in the registry, or the commit of the Hub. After a dry run, it is empty, and ``listed`` contains the files.
+    ``card`` is the model card that Ingot adds on the Hub; empty if it adds none.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Push a model to a registry: what the repository has already is not sent again."""
+"""Push a model to a registry; files that the repository has are not sent again."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CHUNK = 4 << 20
 
 
 def push_to_registry(model: PushedModel, options: PushOptions) -> tuple[str, int]:
-    """Push the files and their manifest; return the manifest's digest, and the bytes of files that were sent.
+    """Push the files and their manifest; return the manifest's digest, and the number of bytes sent.
 
-    The tag is set last: a reader finds the old artifact or all of the new one.
+    The tag is set last, so a reader gets either the old artifact or the complete new one.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def push_to_registry(model: PushedModel, options: PushOptions) -> tuple[str, int
 
 
 def _digest_of_tag(client: RegistryClient, tag: str) -> str:
-    """Return the digest of the manifest that a tag names; empty if there is none."""
+    """Return the digest of the manifest that a tag names; empty if the tag does not exist."""
     try:
         return client.manifest(tag)[1]
     except UsageError as error:
@@ -82,7 +82,7 @@ def _digest_of_tag(client: RegistryClient, tag: str) -> str:
 
 
 def _blob(store: Store, stored: str, name: str, progress: Progress) -> Blob:
-    """Return the digest, size and media type of a file; reads it."""
+    """Read a file; return its digest, size and media type."""
     media_type = WEIGHT_CONFIG
     for matches, candidate in _MEDIA_TYPES:
         if matches(name):

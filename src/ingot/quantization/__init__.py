@@ -1,1 +1,1 @@
-"""Quantizers that round matrices by calibration statistics: errors weigh as much as they change the model's outputs."""
+"""Quantizers that round matrices under calibration statistics, so that the model's outputs change little."""

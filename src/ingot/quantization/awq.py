@@ -1,9 +1,9 @@
 """Scales of input channels that reduce the rounding error of matrices (AWQ, arXiv 2306.00978).
 
-Each channel of the input of a group of matrices is divided by a scale, and the matrices' columns are multiplied by it.
-Before rounding, this changes no result. AWQ runs a layer for each exponent that it tries. Ingot computes the error as
-``tr(D A D^T)`` instead, because A predicts the result of running the layer. If G's diagonal is known, it weights the
-rows.
+Each channel of the input of a group of matrices is divided by a scale, and the matching column of each matrix is
+multiplied by it. Before rounding, this does not change the outputs. AWQ runs a layer for each exponent that it tries.
+Ingot computes the output error as ``tr(D A D^T)`` instead: D is the rounding error, and A the second moment of the
+inputs. If the diagonal of G, the second moment of the output gradients, was collected, it weights the rows.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ class Reader:
     Parameters
     ----------
     weights : f32 [rows, cols]
+        The sampled rows.
     grid : Grid
     inputs : f32 [cols, cols] or None
-        A; None if only the diagonal of A was collected.
+        A, the second moment of the inputs; None if only its diagonal was collected.
     squares : f32 [cols]
-        A's diagonal, or mean squares of the inputs.
+        A's diagonal: mean squares of the inputs.
     heavy : f64 [rows]
         The weight of each row's errors.
     block, times : int
-        Each block of ``block`` channels belongs to ``times`` consecutive blocks of columns.
+        Each block of ``block`` channels feeds ``times`` consecutive blocks of columns.
     """
 
     weights: Array
@@ -59,10 +60,10 @@ class Reader:
 
 
 def candidates(squares: Array) -> list[Array]:
-    """Return scales to try, from mean squares of the channels: f32 [channels] each, of geometric mean 1.
+    """Return the scales to try: f32 [channels] each, with the geometric mean 1.
 
-    The scales are powers of the root mean square, where AWQ uses the mean magnitude. The first power is 0, so that the
-    first candidate changes no weight.
+    ``squares`` are the mean squares of the channels. The scales are powers of their roots, where AWQ uses powers of the
+    mean magnitude. The first power is 0, so the first candidate changes no weight.
     """
     roots = np.sqrt(squares.astype(np.float64))
     mean = roots.mean()
@@ -74,9 +75,9 @@ def candidates(squares: Array) -> list[Array]:
 
 
 def losses(reader: Reader, tried: Sequence[Array]) -> Array:
-    """Return the rounding error of ``reader``'s matrix under each of the scales in ``tried``: f64 [scales].
+    """Return the rounding error of ``reader``'s matrix for each candidate of ``tried``: f64 [candidates].
 
-    Each error is that of rounding to the nearest level of the grid.
+    The matrix is rounded to the nearest level of the grid.
     """
     grid = reader.grid
     levels = None
@@ -95,7 +96,7 @@ def _loss(reader: Reader, scales: Array, levels: Array | None) -> float:
 
 
 def damp(squares: Array) -> Array:
-    """Return the weights of squared errors for mean squares of the channels: the mean of 1, damped."""
+    """Return the weight of each channel's squared error: mean squares scaled to the mean 1, damped."""
     mean = squares.mean(dtype=np.float64)
     damped: Array = (squares / mean if mean > 0 else np.zeros_like(squares)) + DAMPING
     return np.ascontiguousarray(damped, np.float32)

@@ -1,4 +1,4 @@
-"""Blocks of the rows of a matrix that is rounded in bands, and spans of its columns."""
+"""Bands and blocks of rows, and spans of columns, of a matrix that is being rounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 128
 
 
 def rows_of(bands: Sequence[Rounded]) -> Iterator[slice]:
-    """Yield the rows of each band in the matrix."""
+    """Yield the rows of each band as a slice of the matrix."""
     first = 0
     for band in bands:
         yield slice(first, first + len(band.codes))
@@ -21,8 +21,9 @@ def rows_of(bands: Sequence[Rounded]) -> Iterator[slice]:
 
 
 def blocks_of(bands: Sequence[Rounded], rows: int = BLOCK) -> list[tuple[Rounded, slice]]:
-    """Return parts of at most ``rows`` rows, which share the arrays of their band, and the rows of each in the
-    matrix.
+    """Return the bands in blocks of at most ``rows`` rows, each with its rows as a slice of the matrix.
+
+    A block is a view: it shares the arrays of its band.
     """
     blocks = []
     for band, span in zip(bands, rows_of(bands), strict=True):
@@ -46,6 +47,6 @@ def _cut(numbers: Array | None, rows: slice) -> Array | None:
 
 
 def spans_between(span: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the first column of each span and the column after its last one."""
+    """Yield the first column of each span, and the column after its last one."""
     for start in range(first, last, span):
         yield start, min(start + span, last)

@@ -1,6 +1,6 @@
 """Parsing of a recipe's quantizer into a grid of values and the layout that stores the codes.
 
-The layout is the affine family's integers, a scaled codebook, a palette, ggml's blocks or a trellis's streams. If a
+Layouts are integers of the codec ``affine``, scaled codebooks, palettes, ggml's blocks and trellis streams. If a
 container stores another layout, the codes are repacked exactly.
 """
 
@@ -59,9 +59,9 @@ class QuantizerSpec:
     channels : int or None
         For a palette: the largest number of rows that share a table; None if the tensor has one table.
     streams : bool
-        The codec is ``trellis``, and the grid contains only bits, group size and type of scales.
+        The codec is ``trellis``. Its grid has only bits, group size and type of scales.
     correct_bias : bool
-        The bias of the layer is corrected for the change of the mean output.
+        The layer's bias compensates the change of the mean output.
     """
 
     quantizer: str
@@ -75,14 +75,15 @@ class QuantizerSpec:
 
     @property
     def entries(self) -> bool:
-        """Whether codes are entries of one of ggml's grid types; then ``grid`` states only the bits and the group's
-        columns.
+        """Whether codes are entries of a grid type of ggml, such as ``iq2_xs``.
+
+        The grid of the spec then has only bits and group size.
         """
         return self.block in ENTRY_TYPES
 
     @property
     def on_device(self) -> bool:
-        """Whether matrices can be rounded on another device than the CPU."""
+        """Whether torch can round matrices on a device other than the CPU."""
         return not self.streams and not self.entries and self.grid.coded is None and rounds_on_device(self.grid)
 
     @property
@@ -97,7 +98,7 @@ class QuantizerSpec:
         return shape[0] // codebooks_for(shape[0], self.channels)
 
     def require(self, shape: tuple[int, ...], location: str) -> None:
-        """Raise ``UnsupportedError`` for a tensor that this spec does not fit.
+        """Raise ``UnsupportedError`` for a tensor shape that this spec does not support.
 
         ``ggml_blocks.columns``: the row length is not a multiple of the block size. ``quantizer.matrix``: stacked
         matrices with tables for groups of channels, or with a second scale. ``trellis.group``,
@@ -140,7 +141,7 @@ class QuantizerSpec:
             )
 
     def layout(self, shape: tuple[int, ...], dtype: str) -> StoredLayout:
-        """Return the layout that stores the numbers of a tensor of this shape and element type."""
+        """Return the layout in which a tensor of this shape and element type is stored."""
         grid = self.grid
         if self.streams:
             return TrellisLayout(grid.bits, grid.group, band_for(inner_rows(shape)), dtype, grid.scales)
@@ -231,7 +232,10 @@ def _split(quantizer: object) -> tuple[bool, str]:
 
 
 def _grid(codec: str, options: dict[str, Any]) -> tuple[Grid, str | None]:
-    """Return the grid that a codec's options declare, and the ggml block type that stores it; None for other codecs."""
+    """Return the grid that a codec's options declare, and the ggml block type that stores it.
+
+    The block type is None for codecs other than ``ggml_blocks``.
+    """
     if codec == GgmlBlocksLayout.codec:
         _require_known(options, ("type",))
         block_type = options.get("type")
@@ -251,7 +255,7 @@ def _grid(codec: str, options: dict[str, Any]) -> tuple[Grid, str | None]:
 
 
 def _four_bits(options: Mapping[str, Any]) -> Grid:
-    """Return MXFP4's grid (OCP Microscaling Formats 1.0) or NVFP4's."""
+    """Return the grid of MXFP4 (OCP Microscaling Formats 1.0) or of NVFP4."""
     _require_known(options, ("table", "group", "scales", "second"))
     group_sizes = {("f8_e8m0fnu", None): 32, ("f8_e4m3fn", MULTIPLY): 16, ("f8_e4m3fn", DIVIDE): 16}
     scales = options.get("scales", "f8_e8m0fnu"), options.get("second")
@@ -266,7 +270,7 @@ def _four_bits(options: Mapping[str, Any]) -> Grid:
 
 
 def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
-    """Return the grid of options ``bits``, ``group`` and ``scales``."""
+    """Return the grid that the options ``bits``, ``group`` and ``scales`` describe."""
     _require_known(options, ("bits", "group", "scales"))
     bits = options.get("bits", 4)
     group = options.get("group", 64)
@@ -286,15 +290,17 @@ def _groups(options: Mapping[str, Any], *, learnt: bool, zeros: str) -> Grid:
 def round_with(
     spec: QuantizerSpec, weights: Array, factors: Factors, levels: Array | None = None, device: Any = None
 ) -> list[RoundedMatrix]:
-    """Return the matrix ``weights`` rounded as ``spec`` declares: one item, or one per band of rows with its own table.
+    """Return the matrix ``weights`` rounded as ``spec`` declares, as a list of bands of rows.
+
+    There is one band, unless groups of rows have tables of their own.
 
     Parameters
     ----------
     weights : f32 [rows, cols]
     levels : f32 [2 ** bits], optional
-        A table from an earlier matrix.
+        The table that an earlier matrix of the tensor learnt.
     device : torch.device, optional
-        Rounds there if the spec allows it (``spec.on_device``), else on the CPU.
+        The device that rounds if the spec allows it (``spec.on_device``). Default: the CPU.
     """
     grid = spec.grid
     if device is not None and spec.on_device:
@@ -311,7 +317,10 @@ def round_with(
 
 
 def _palette(options: Mapping[str, Any]) -> tuple[Grid, int | None]:
-    """Return the grid of a palette, and the number of channels that share a table; None if all share one table."""
+    """Return the grid of a palette, and the number of channels that share a table.
+
+    The number is None if all channels share one table.
+    """
     _require_known(options, ("bits", "group"))
     bits = options.get("bits", 4)
     group = options.get("group", "tensor")
@@ -323,9 +332,9 @@ def _palette(options: Mapping[str, Any]) -> tuple[Grid, int | None]:
 
 
 def _zeros(options: dict[str, Any]) -> str:
-    """Remove the options of zero points and return the kind of zero points.
+    """Remove the options of zero points from ``options``; return the kind of zero points.
 
-    As in the codec ``affine``, offsets are never symmetric.
+    Offsets are never symmetric, as in the codec ``affine``.
     """
     zero_kind = options.pop("zero_kind", "point")
     if zero_kind not in ("point", "offset"):

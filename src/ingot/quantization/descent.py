@@ -16,9 +16,10 @@ from ingot.quantization.products import Pairs, unit_of
 
 
 class Descent:
-    """Changes codes one by one to the code of least error, and scales and zeros with them, in blocks of rows.
+    """Coordinate descent: each code in turn becomes the code of least error, and scales and zeros are fitted anew.
 
-    Products are computed in bf16 with sums in f32. Up to their rounding, the error never grows.
+    Works in blocks of rows. Products are computed in bf16 with sums in f32. Except for their rounding, the error never
+    grows.
     """
 
     def __init__(self, bands: Sequence[Rounded], weights: Array, factors: Factors) -> None:
@@ -33,7 +34,7 @@ class Descent:
         self._gradient, self._change = (np.empty(shape, np.float32) for _ in range(2))
 
     def run(self, *, refit: bool = True) -> None:
-        """Make one pass; ``refit`` states whether scales and zeros change too."""
+        """Make one pass over all codes; with ``refit``, scales and zeros change too."""
         outputs = self._factors.outputs
         for block, rows in self._blocks:
             check_cancelled()

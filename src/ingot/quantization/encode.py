@@ -1,4 +1,4 @@
-"""Encoders that round full matrices under their statistics, for callers that have rows in memory."""
+"""Encoders that round full matrices under their statistics, for callers whose rows are in memory."""
 
 from __future__ import annotations
 
@@ -52,14 +52,17 @@ def factors_under(rows: Array, max_rank: int, error: float | None, factors: Fact
 
 
 def whiten(rows: Array, factors: Factors) -> Array:
-    """Return ``M^T W L``, f64 [rows, cols], whose squared norm is the squared norm of W under the factors."""
+    """Return ``M^T W L``, f64 [rows, cols]: the matrix whose squared norm is the norm of W under the factors.
+
+    L and M are the triangular roots: ``A = L L^T``, ``G = M M^T``.
+    """
     return _white(rows, *_roots(factors))
 
 
 class Whitening:
-    """The linear map of ``whiten`` for one matrix, and its inverse for factors; the triangular roots are computed once.
+    """The linear map of ``whiten`` for one matrix, and its inverse; triangular roots are computed once.
 
-    ``factors`` without outputs weigh all rows the same.
+    If ``factors`` has no outputs, all rows have the same weight.
     """
 
     def __init__(self, factors: Factors) -> None:
@@ -70,7 +73,7 @@ class Whitening:
         return _white(rows, *self._roots)
 
     def restore(self, left_factor: Array, right: Array) -> tuple[Array, Array]:
-        """Return the factors of W for factors of ``M^T W L``."""
+        """Return factors of W from factors of ``M^T W L``."""
         return _from_white(left_factor, right, *self._roots)
 
 
@@ -98,8 +101,8 @@ _MAX_STRETCH = 2.0
 class RoundingEncoder(Encoder):
     """An encoder of a tensor in one chunk: its matrices are rounded under their statistics, then stretched.
 
-    Rounding of least error shortens a matrix Q compared with the original W. For a difference, the shortfall recurs at
-    every token. So scales are stretched until ``<W, Q> = <W, W>`` under the factors.
+    The rounding of least error gives a matrix Q that is shorter than the original W. In a delta, this loss recurs at
+    every token. Therefore scales are multiplied until ``<W, Q> = <W, W>`` under the factors.
 
     Parameters
     ----------
@@ -165,9 +168,9 @@ class RoundingEncoder(Encoder):
 
 
 def stretch(bands: Sequence[RoundedMatrix], weights: Array, factors: Factors) -> None:
-    """Stretch scales by at most 2 until ``<W, Q> = <W, W>`` under the factors.
+    """Multiply scales by at most 2, so that ``<W, Q> = <W, W>`` under the factors.
 
-    A matrix without scales, or with nested scales, does not change.
+    Q is the rounded matrix, in ``bands``. Matrices without scales, or with nested scales, do not change.
     """
     length = along(weights, values_of(bands), factors)
     if not 1 / _MAX_STRETCH <= length < 1:
@@ -184,7 +187,7 @@ def stretch(bands: Sequence[RoundedMatrix], weights: Array, factors: Factors) ->
 
 
 def along(weights: Array, values: Array, factors: Factors) -> float:
-    """Return how much of ``weights`` the rounded ``values`` keep: ``tr(G Q A W^T)`` over ``tr(G W A W^T)``.
+    """Return the projection of ``values`` on ``weights`` under the factors: ``tr(G Q A W^T) / tr(G W A W^T)``.
 
     W is ``weights`` and Q is ``values``. The result is 1 for a zero matrix.
     """

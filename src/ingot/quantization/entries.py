@@ -1,8 +1,8 @@
-"""Rounding of a full matrix to the grid types of ggml: eight columns get their entries together (``spec/gguf.md``).
+"""Rounding of a full matrix to ggml's grid types, whose entries encode eight columns each (``spec/gguf.md``).
 
-The error is that of ``rounding``: ``tr(G D A D^T)``. Scales are those of the block encoder for the targets of 256
-columns. Then eight columns at a time get the nearest entries, and their errors move the targets of the columns after
-them. Descent replaces the entries of eight columns of all rows where the error falls.
+The error is that of ``rounding``: ``tr(G D A D^T)``. The block encoder chooses the scales for the targets of 256
+columns. Then each run of eight columns gets its nearest entry, and its error changes the targets of later columns.
+Descent finally replaces entries, eight columns of all rows at a time, if that reduces the error.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def _choose(
     feedback: Feedback | None,
     column: int,
 ) -> Codes:
-    """Return codes of eight columns, which begin at ``column``, for ``targets``: the nearest ones.
+    """Return the codes of the eight columns from ``column`` on that are nearest to ``targets``.
 
-    With ``feedback``, a second candidate takes the effect of the columns on each other into account; for each row the
-    candidate of lower error remains.
+    With ``feedback``, a second candidate considers how the errors of the eight columns interact. Each row gets the
+    candidate with the smaller error.
     """
     plain = nearest(block_type, targets, scale, _normalized(diagonal))
     if feedback is None:
@@ -144,7 +144,7 @@ def _choose(
 
 
 def _quadratic(change: Array, metric: Array) -> Array:
-    """Return ``c M c`` of each row, with sums in one order on every machine."""
+    """Return ``c M c^T`` for each row c of ``change``; M is ``metric``. Sums have the same order on every machine."""
     return _dot(change, _times(change, metric))
 
 
@@ -163,7 +163,7 @@ def _dot(a: Array, b: Array) -> Array:
 
 
 def _descend(rounded: Entries, weights: Array, factors: Factors) -> bool:
-    """Replace entries where the error falls, run after run; return whether any changed."""
+    """Replace entries that reduce the error, eight columns at a time; return whether any changed."""
     codes = rounded.codes
     outputs = factors.outputs
     product = multiply(codes.values - weights, factors.inputs)
@@ -189,10 +189,10 @@ def _descend(rounded: Entries, weights: Array, factors: Factors) -> bool:
 
 
 def _candidate(rounded: Entries, column: int, gradient: Array, metric: Array) -> Codes:
-    """Return for each row the better of two candidates.
+    """Return new codes for the eight columns from ``column`` on: for each row the better of two candidates.
 
-    One is nearest to the values of least error, which a Newton step reaches; the other is nearest to the values after a
-    gradient step that is divided by the diagonal.
+    One is nearest to the result of a Newton step, the values of least error. The other is nearest to the result of a
+    gradient step that is divided by the metric's diagonal.
     """
     run = slice(column, column + RUN)
     values = rounded.codes.values[:, run]
@@ -213,7 +213,7 @@ def _candidate(rounded: Entries, column: int, gradient: Array, metric: Array) ->
 
 
 def _accepted(change: Array, gradient: Array, metric: Array, curvature: Array, outputs: Array | None) -> Array:
-    """Return the rows whose changes together lower the error: bool [rows]."""
+    """Return the rows whose changes together reduce the error: bool [rows]."""
     product = _times(change, metric)
     own_term = curvature * _dot(change, product)
     alone = 2 * _dot(gradient, change) + own_term

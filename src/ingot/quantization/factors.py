@@ -88,10 +88,11 @@ def no_factors(cols: int) -> Factors:
 
 
 class Feedback(NamedTuple):
-    """The triangular factor of the second moment A, by which the error of a column moves the targets of later columns.
+    """The triangular factor of the second moment A, by which the error of a column changes the targets of later
+    columns.
 
     ``A = (U + I) D (U + I)^T``: strictly upper U, f32 [cols, cols], and the diagonal D, f32 [cols]. ``more`` is the
-    number that had to be added to A's diagonal, as a fraction of its mean, for the factor to exist.
+    additional damping that the factorization needed, as a fraction of the mean of A's diagonal.
     """
 
     upper: Array
@@ -102,8 +103,9 @@ class Feedback(NamedTuple):
 def feedback_factor(compute: Callable[[], Array]) -> Feedback:
     """Return the triangular factor of A; raises ``ResourceError`` ``quantizer.singular``.
 
-    Column k is the effect of errors of the columns before it on its target (LDLQ: arXiv 2307.13304, section 3.1; the
-    same rounding as GPTQ's, arXiv 2210.17323). D is the weight of each column's remaining error when it is rounded.
+    Column k of U contains the effect of earlier columns' errors on the target of column k. D is the weight of each
+    column's remaining error. The method is LDLQ (arXiv 2307.13304, section 3.1), which is equal to GPTQ (arXiv
+    2210.17323).
 
     Parameters
     ----------
@@ -125,7 +127,7 @@ def feedback_factor(compute: Callable[[], Array]) -> Feedback:
 
 
 class Links(NamedTuple):
-    """The triangular factor of the second moment G, by which the error of a row moves the targets of earlier rows.
+    """The triangular factor of the second moment G, by which the error of a row changes the targets of earlier rows.
 
     ``G = (L + I) D (L + I)^T``: strictly lower L, f32 [rows, rows], and the diagonal D, f32 [rows].
     """
@@ -158,8 +160,9 @@ def _reverse(matrix: Array) -> None:
 
 
 def _damp(moment: Array, mean: float, damping: float) -> Array:
-    """Return ``moment / mean`` with ``damping`` added to its diagonal, as a new f32 array; the identity if ``mean`` is
-    0.
+    """Return ``moment / mean`` with ``damping`` added to its diagonal, as a new f32 array.
+
+    If ``mean`` is 0, return the identity.
     """
     if mean <= 0:
         return np.eye(len(moment), dtype=np.float32)
@@ -170,7 +173,7 @@ def _damp(moment: Array, mean: float, damping: float) -> Array:
 
 
 def _weights(diagonal: Array, mean: float, damping: float) -> Array:
-    """Return the diagonal of the matrix that ``_damp`` returns, from the moment's ``diagonal``."""
+    """Return the diagonal of ``_damp``'s result, from the ``diagonal`` of the moment."""
     if mean <= 0:
         return np.ones(len(diagonal), np.float32)
     return diagonal / np.float32(mean) + np.float32(damping)

@@ -1,8 +1,8 @@
-"""Rounding with feedback: the error of each element moves the targets of later columns, and of earlier rows.
+"""Rounding with feedback: the error of each element changes the targets of later columns and of earlier rows.
 
 Under ``G = (L + I) D (L + I)^T`` and ``A = (U + I) D (U + I)^T``, the error ``tr(G D A D^T)`` is the weighted sum of
-the squares of ``(L + I)^T D (U + I)``. Each element is rounded to the target that makes its term small, given all
-elements before it: columns from the first to the last, rows from the last to the first (YAQA, arXiv 2505.22988).
+the squares of ``(L + I)^T D (U + I)``. Each element is rounded to the target that minimizes its square, with all
+earlier elements fixed. Columns are rounded from first to last, rows from last to first (YAQA, arXiv 2505.22988).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def feed_back(
     exact: bool = True,
     chosen: bool = False,
 ) -> Array:
-    """Round all columns and return the targets, without the effect of rows on each other: f32 [rows, cols].
+    """Round all columns; return their targets, f32 [rows, cols], without the effect of rows on each other.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ def feed_back(
     weights : f32 [rows, cols]
     feedback : Feedback
     outputs : f32 [rows, rows], optional
-        G, damped: what a row leaves of its targets moves the targets of earlier rows, by L.
+        G, damped. With it, the errors of a row change the targets of earlier rows, by L.
     exact : bool
-        Whether products are computed in f32, not in bf16 with sums in f32.
+        Whether products are computed in f32; otherwise in bf16 with sums in f32.
     chosen : bool
-        Whether all scales are chosen; if not, those of a span are chosen when its first column is reached.
+        Whether all scales are chosen; if not, the scales of a span are chosen when its first column is reached.
     """
     work = _Work(bands, weights, feedback, outputs, exact, chosen)
     for first in range(0, weights.shape[1], work.step):
@@ -55,7 +55,7 @@ def feed_back(
 
 
 class _RowLinks:
-    """L, and the shifts of the targets of one step's columns."""
+    """The effect of errors on earlier rows: the factor L, and the changes of targets in the present step of columns."""
 
     def __init__(self, outputs: Array, blocks: Sequence[slice], unit: float, *, exact: bool) -> None:
         below = links_of(outputs).below
@@ -68,17 +68,19 @@ class _RowLinks:
         self._first = 0
 
     def begin(self, first: int, last: int) -> None:
-        """Begin a step of columns, without shifts."""
+        """Begin a step of columns; no target of it is changed yet."""
         self._first = first
         self._shifts = np.zeros((last - first, self._blocks[-1].stop), np.float32)
 
     def of_block(self, index: int) -> tuple[Array, Array, Array, int]:
-        """Return L within a block, its targets' shifts, an array for what its rows leave, and the first column."""
+        """Return L within a block of rows, the changes of its targets, an array for its errors, and the first
+        column.
+        """
         shifts = np.ascontiguousarray(self._shifts[:, self._blocks[index]].T)
         return self._below[index], shifts, np.zeros_like(shifts), self._first
 
     def spread(self, index: int, changes: Array) -> None:
-        """Move the targets of the rows before a block by what its rows left, f32 [rows, columns]."""
+        """Add the effect of a block's errors, ``changes`` f32 [rows, columns], to the targets of all earlier rows."""
         rows = self._blocks[index]
         if not rows.start:
             return
@@ -91,7 +93,7 @@ class _RowLinks:
 
 
 class _Work:
-    """The state between steps of columns."""
+    """Rounding with feedback in steps of columns: targets and errors."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class _Work:
         self._errors = np.zeros_like(weights)
 
     def round(self, first: int, last: int) -> None:
-        """Round columns and move the targets of all later ones."""
+        """Round the columns of a step and update the targets of all later columns."""
         if self._before and first % self._span < self.step:
             self._choose_before(first - first % self._span)
         if self._links is not None:

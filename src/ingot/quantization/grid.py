@@ -1,4 +1,4 @@
-"""Grids of the values that codes represent, and matrices of these codes."""
+"""Grids of the values that codes represent, and matrices rounded to a grid."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FOUR_BITS = "f4_e2m1fn"
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """The storage of scales in a ggml block: each scale is an integer times one number per block.
+    """The storage of scales in a ggml block: each scale is an integer times a number of the block.
 
     Minima are stored in the same way, with a second number per block.
 
     Parameters
     ----------
     type : str
-        The ggml block type, whose search chooses the numbers of a block.
+        The ggml block type; its search chooses the numbers of a block.
     low, high : int
         The smallest and the largest integer of a scale.
     minimum : int
@@ -98,7 +98,7 @@ class Grid:
 
     @property
     def small(self) -> bool:
-        """Whether scales have a type of 8 bits."""
+        """Whether scales have an 8-bit type."""
         return self.scales in SMALL_SCALES
 
     @property
@@ -183,7 +183,7 @@ class Rounded:
 
     @classmethod
     def start(cls, grid: Grid, shape: tuple[int, int], levels: Array) -> Rounded:
-        """Return a matrix with these levels, in which all codes are 0; scales are 0, or 1 if the grid has no scales."""
+        """Return an unrounded matrix with these levels: codes are 0, scales are 0, or 1 if the grid has no scales."""
         groups = grid.groups(shape[1])
         rounded = cls(grid, np.zeros(shape, np.uint8), _numbers(shape[0], groups), levels, groups)
         if not grid.scaled:
@@ -197,7 +197,7 @@ class Rounded:
 
     @property
     def kernel_grid(self) -> native.kernels.RoundingGrid:
-        """The grid in the form that the native kernels take."""
+        """The grid as the native kernels' argument."""
         grid = self.grid
         nested = self.grid.nested
         steps = (0.0, 0.0, 0.0) if nested is None else (nested.low, nested.high, nested.minimum)

@@ -71,7 +71,7 @@ def small_matrix(small: int, hadamard: bool) -> Array:
 
 
 def signs_of(size: int, seed: int, label: str) -> Array:
-    """Return +1 and -1 drawn from a seed and a label, the same on every machine: f32 [size]."""
+    """Return random signs, +1 or -1, that a seed and a label determine on every machine: f32 [size]."""
     drawn = hashlib.shake_256(f"ingot rotation {seed} {label}".encode()).digest(-(-size // 8))
     bits = np.unpackbits(np.frombuffer(drawn, np.uint8))[:size]
     return 1 - 2 * bits.astype(np.float32)
@@ -90,7 +90,7 @@ def transform(rows: Array, order: HadamardOrder) -> Array:
 
 
 def _sylvester(rows: Array) -> Array:
-    """Return the rows after the fast Walsh-Hadamard transform: sums and differences only, in a fixed order."""
+    """Return the rows after a fast Walsh-Hadamard transform: only additions and subtractions, in a fixed order."""
     count, size = rows.shape
     half = 1
     while half < size:
@@ -101,7 +101,7 @@ def _sylvester(rows: Array) -> Array:
 
 
 def _paley(order: int) -> Array | None:
-    """Return Paley's matrix of an order, i8 [order, order]; None if neither of his constructions applies."""
+    """Return Paley's Hadamard matrix, i8 [order, order]; None if neither of his constructions gives this order."""
     if order % 4:
         return None
     first = order - 1
@@ -122,7 +122,7 @@ def _paley(order: int) -> Array | None:
 
 
 def _residues(prime: int) -> Array:
-    """Return Jacobsthal's matrix: whether the difference of row and column is a square modulo a prime."""
+    """Return Jacobsthal's matrix: 1 if row minus column is a square modulo the prime, -1 if not, 0 on the diagonal."""
     squares = np.full(prime, -1, np.int8)
     squares[np.arange(1, prime, dtype=np.int64) ** 2 % prime] = 1
     squares[0] = 0

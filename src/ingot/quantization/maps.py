@@ -1,7 +1,7 @@
-"""Invertible linear maps of the vectors that flow between a model's matrices, applied to the rows of arrays.
+"""Invertible linear maps T of the vectors between a model's matrices, applied to rows of arrays.
 
-If ``x`` becomes ``T x``, a matrix that is multiplied by ``x`` becomes ``W T^-1``: its rows go through ``back``. A
-matrix whose output is ``x`` becomes ``T W``: its columns go through ``forward``.
+If ``x`` becomes ``T x``, a matrix that multiplies ``x`` becomes ``W T^-1``: ``back`` maps its rows. A matrix whose
+output is ``x`` becomes ``T W``: ``forward`` maps its columns.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ class RepeatableMap(LinearMap, Protocol):
     """A linear map that can be repeated block by block."""
 
     def repeat(self, block: int, times: int) -> RepeatableMap:
-        """Return the map for vectors in which each ``block`` numbers of this map's vectors occur ``times`` times in
-        succession.
+        """Return the map for vectors in which each block of ``block`` numbers occurs ``times`` times in succession.
 
-        An example are heads of keys that several heads of queries share. Only a map that does not mix blocks supports
-        it.
+        An example is a key head that several query heads share. A map that mixes blocks does not support it.
         """
         ...
 

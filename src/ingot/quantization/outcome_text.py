@@ -1,4 +1,4 @@
-"""Text for reports about matrices that were rounded by statistics."""
+"""Report lines about matrices that were rounded by statistics."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SHOWN = 4
 
 
 def outcome_lines(every: Sequence[Outcome], source: str) -> list[str]:
-    """Return report lines about ``every``, the outcomes of all rounded matrices; an empty list if there are none.
+    """Return report lines about ``every``, the outcomes of all rounded matrices; empty if there are none.
 
-    ``source`` identifies the statistics: their location or id.
+    ``source`` is the location or id of the statistics.
     """
     if not every:
         return []
@@ -35,7 +35,7 @@ def outcome_lines(every: Sequence[Outcome], source: str) -> list[str]:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first names as text, and how many more there are."""
+    """Return the first names as text, followed by the number of omitted names."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices whose sums have one order on every machine: in f32, and in bf16 with sums in f32."""
+"""Matrix products whose results are the same on every machine: in f32, or in bf16 with sums in f32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PANEL = 64
 
 
 def multiply(a: Array, b: Array) -> Array:
-    """Return ``a @ b`` in f32, with sums in one order on every machine."""
+    """Return ``a @ b`` in f32; the order of sums is the same on every machine."""
     out = np.empty((len(a), b.shape[1]), np.float32)
     native.kernels.matrix_multiply(np.ascontiguousarray(a), np.ascontiguousarray(b), out)
     return out
@@ -22,7 +22,10 @@ def multiply(a: Array, b: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A matrix over ``unit``, a power of two, in bf16, in the form of the kernels."""
+    """The right factor of products in bf16, packed for the native kernels.
+
+    ``words`` contain pairs of rows. Values are stored divided by ``unit``, a power of two.
+    """
 
     words: Array
     depth: int
@@ -31,18 +34,20 @@ class Pairs:
 
     @classmethod
     def pack(cls, matrix: Array, unit: float = 1.0) -> Pairs:
-        """Return ``matrix``, f32 [depth, cols], in this form."""
+        """Return ``matrix``, f32 [depth, cols], as a packed factor."""
         depth, cols = matrix.shape
         pairs = cls(np.zeros(-(-cols // PANEL) * -(-depth // 2) * PANEL, np.uint32), depth, cols, unit)
         pairs.put(matrix, 0)
         return pairs
 
     def put(self, rows: Array, first: int) -> None:
-        """Replace the rows from ``first`` on."""
+        """Overwrite rows of the factor with ``rows``, f32, beginning at row ``first``."""
         native.kernels.pairs_pack(np.ascontiguousarray(rows), first, self.depth, self.unit, self.words)
 
     def multiply(self, a: Array, unit: float = 1.0) -> Array:
-        """Return ``a @ matrix``, with ``a`` in bf16; ``unit`` is a power of two near its largest magnitude."""
+        """Return ``a @ matrix``; ``a`` is rounded to bf16 after division by ``unit``, a power of two near its
+        maximum.
+        """
         out = np.zeros((len(a), self.cols), np.float32)
         self.add(np.ascontiguousarray(a), (0, self.depth), (0, self.cols), out, unit)
         return out
@@ -57,10 +62,10 @@ class Pairs:
         *,
         first: int = 0,
     ) -> None:
-        """Add the product of some rows of the matrix to ``columns`` of ``out``.
+        """Add the product of columns of ``a`` and ``rows`` of the factor to ``columns`` of ``out``.
 
-        ``rows`` begin at an even one, and are multiplied by the columns of ``a`` from ``first`` on. ``columns`` begin
-        with the first of a panel, if it is not one of ``rows``.
+        The columns of ``a`` begin at ``first``. The first of ``rows`` is even. The first of ``columns`` is a multiple
+        of ``PANEL``, or one of ``rows``.
         """
         span = (first, first + rows[1] - rows[0])
         native.kernels.pairs_multiply_add(
@@ -69,6 +74,6 @@ class Pairs:
 
 
 def unit_of(weights: Array) -> float:
-    """Return the power of two next above the largest magnitude, between 2^-100 and 2^100."""
+    """Return the smallest power of two above all magnitudes, limited to 2^-100 to 2^100."""
     exponent = int(np.frexp(np.abs(weights).max(initial=0))[1])
     return float(2.0 ** min(max(exponent, -100), 100))

@@ -1,7 +1,7 @@
 """Rounding of a full matrix: to the nearest level, with feedback, and by descent on the error under two factors.
 
 The error is ``tr(G D A D^T)``. ``D`` is the change by rounding, ``A`` the second moment of the inputs, and ``G`` the
-second moment of the gradients at the outputs. Half of the error is the divergence of the model's outputs to second
+second moment of the gradients at the outputs. Half of the error is the KL divergence of the model's outputs to second
 order (YAQA, arXiv 2505.22988). Kernels add in a fixed order, so results depend neither on threads nor on the
 instruction set.
 """
@@ -38,7 +38,7 @@ _WIDE = 512  # columns whose errors are summed at once
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """The quantizer and the order of columns; ``round_matrix`` describes both."""
+    """Options of rounding: the quantizer and the order of columns. ``round_matrix`` describes both."""
 
     quantizer: str = TWO_SIDED
     act_order: bool = False
@@ -93,14 +93,14 @@ def round_bands(weights: Array, grid: Grid, factors: Factors, how: How, rows: in
 
 
 class _Work:
-    """The rounding of one matrix, in one band of rows or in bands with tables of their own."""
+    """The rounding of one matrix, in one band of rows, or in several bands with one table each."""
 
     def __init__(self, factors: Factors, how: How) -> None:
         self._factors = factors
         self._how = how
 
     def start(self, weights: Array, grid: Grid, levels: Array | None = None) -> Rounded:
-        """Return a band, ``weights``, with its table and second scale, and codes of 0."""
+        """Return an unrounded band for the rows ``weights``, with its table and second scale."""
         if levels is None:
             levels = learn_levels(weights, grid, self._factors.weights) if grid.learnt else grid.levels
         rounded = Rounded.start(grid, (len(weights), weights.shape[1]), levels)
@@ -109,7 +109,7 @@ class _Work:
         return rounded
 
     def round(self, bands: Sequence[Rounded], weights: Array) -> None:
-        """Choose the scales and codes of all ``bands``, the rows of ``weights`` in their order."""
+        """Choose the scales and codes of ``bands``, which together are the rows of ``weights``."""
         if self._how.quantizer == IMPORTANCE:
             self._choose_all(bands, weights)
             for band, rows in zip(bands, rows_of(bands), strict=True):
@@ -165,10 +165,10 @@ class _Work:
 
 
 def _error_sums(feedback: Feedback, weights: Array, targets: Array, values: Array) -> tuple[float, float]:
-    """Return ``tr(D A D^T)`` and ``tr(W A W^T)`` by ``A = (U + I) D (U + I)^T``; columns are in U's order.
+    """Return ``tr(D A D^T)`` and ``tr(W A W^T)``, computed from ``A = (U + I) D (U + I)^T``.
 
-    ``D (U + I)`` is the difference of targets and results, because targets include the effect of all earlier errors.
-    The second number is only reported, so NumPy may compute it in any order of sums.
+    Columns are in the order of U. ``D (U + I)`` is targets minus results, because targets include the effect of all
+    earlier errors. The second number is only for reports, so NumPy may add in any order.
     """
     upper = feedback.upper
     diagonal = feedback.diagonal.astype(np.float64)
@@ -204,9 +204,10 @@ def error_under(weights: Array, values: Array, factors: Factors) -> float:
 
 
 def error_sums(weights: Array, values: Array, factors: Factors) -> tuple[float, float]:
-    """Return ``tr(G D A D^T)`` and ``tr(G W A W^T)``, where W are the weights and D is ``values`` minus the weights.
+    """Return ``tr(G D A D^T)`` and ``tr(G W A W^T)``: W are the weights, D is ``values`` minus the weights.
 
-    ``values`` is f32 [rows, cols]. Products of large matrices are in bf16 with sums in f32: their errors average out.
+    ``values`` is f32 [rows, cols]. Products of large matrices are in bf16 with sums in f32, because rounding errors
+    average out.
     """
 
     exact = weights.size < _LARGE

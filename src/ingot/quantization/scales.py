@@ -1,4 +1,4 @@
-"""Search for the scales, and zeros, of groups of columns, with weighted columns."""
+"""Search for scales and zeros of groups of columns, under weights of the columns."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _TRIED = 1 << 17  # elements that are tried at a time
 
 
 def choose(rounded: Rounded, targets: Array, importance: Array, first: int) -> None:
-    """Choose the scales (and zeros) of a span of the grid's columns that begins at column ``first``.
+    """Choose the scales and zeros of the span of columns that begins at column ``first``.
 
     Parameters
     ----------
     rounded : Rounded
         Updated in place.
     targets : f32 [rows, span]
-        The values that the columns should have.
+        The values to approximate.
     importance : f32 [span]
-        The weights of squared errors of the columns: above 0.
+        The weights of the columns' squared errors, greater than 0.
 
     Raises
     ------
     CodecError
-        ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale or zero.
+        ``quantizer.scale-overflow``: the scales' type cannot represent a group's scale or zero.
     """
     if not rounded.grid.scaled:
         return
@@ -54,9 +54,9 @@ def choose(rounded: Rounded, targets: Array, importance: Array, first: int) -> N
 
 
 def second_of(weights: Array, grid: Grid) -> float:
-    """Return the second scale of a matrix, by which ``grid.second`` multiplies or divides all scales.
+    """Return the second scale of a matrix: ``grid.second`` states whether it multiplies or divides all scales.
 
-    It gives the group of the largest magnitude the largest scale that the scales' type has.
+    With it, the group with the largest magnitude has the largest scale of the scales' type.
     """
     amax = float(np.abs(weights).max(initial=0)) if grid.amax is None else grid.amax
     limit = float(grid.levels.max()) * largest(grid.scales)
@@ -68,7 +68,7 @@ def second_of(weights: Array, grid: Grid) -> float:
 
 
 def apply_second(scales: Array, grid: Grid, second: float, *, inverse: bool = False) -> Array:
-    """Return scales of 8-bit types in f32, times or divided by the second scale; ``inverse`` undoes that."""
+    """Return scales of an 8-bit type as f32, multiplied or divided by the second scale; ``inverse`` undoes it."""
     number = np.float32(second)
     result: Array = scales / number if (grid.second == DIVIDE) != inverse else scales * number
     return result

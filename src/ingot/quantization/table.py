@@ -1,4 +1,4 @@
-"""A table of levels learnt for a tensor (Lloyd, IEEE Trans. Inf. Theory 28, 1982), alternating with group scales."""
+"""A table of levels learnt for a tensor (Lloyd, IEEE Trans. Inf. Theory 28, 1982), in turn with scales of groups."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SAMPLE = 1 << 20
 
 
 def learn_levels(weights: Array, grid: Grid, importance: Array) -> Array:
-    """Return ``2 ** bits`` ascending levels for a matrix: f32 that f16 holds.
+    """Return the ``2 ** bits`` levels learnt for a matrix, ascending: f32, exactly representable in f16.
 
-    With scales, the largest magnitude is 1. Without scales, levels are the values of least squared error under the
-    weights of the columns, exactly (``spec/palette.md``).
+    With scales, the largest magnitude is 1. Without scales, levels exactly minimize the weighted squared error
+    (``spec/palette.md``).
 
     Parameters
     ----------
     weights : f32 [rows, cols]
     grid : Grid
     importance : f32 [cols]
-        The weights of squared errors of each column.
+        The weight of each column's squared errors.
 
     Raises
     ------
     CodecError
-        ``palette.entry-overflow``: f16 cannot hold a value.
+        ``palette.entry-overflow``: f16 cannot represent a level.
     """
     if not grid.scaled:
         return _values(weights, grid, importance)

@@ -38,7 +38,7 @@ MIDDLE = 0.5
 
 
 def parts_of(bands: Sequence[RoundedMatrix], spec: QuantizerSpec) -> Mapping[str, Array]:
-    """Return a tensor's parts for ``bands``: its rounded matrices, or the bands of rows of its only matrix."""
+    """Return the stored parts of a tensor from ``bands``: its rounded matrices, or bands of rows of its only matrix."""
     if spec.streams:
         parts = [band.parts() for band in bands if isinstance(band, Streams)]
         return {role: np.concatenate([part[role] for part in parts]) for role in parts[0]}
@@ -85,7 +85,7 @@ def _four_bits(rounded: Sequence[Rounded], codes: Array) -> Mapping[str, Array]:
 
 
 def _rows(codes: Array, bits: int) -> Array:
-    """Return ``codes`` of ``bits`` bits packed row by row, each row in whole bytes."""
+    """Return ``codes`` packed in ``bits`` bits each; every row begins at a byte."""
     return stream(codes, bits) if codes.shape[1] * bits % 8 else pack(codes, bits)
 
 
@@ -107,7 +107,7 @@ _LEARNT = 64  # bytes per weight from which a table is learnt
 
 
 class StatisticsSource(Protocol):
-    """A source of the statistics of matrices."""
+    """A source of calibration statistics by the name of a matrix."""
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
         """Return the statistics of a matrix; None if none were collected."""
@@ -120,10 +120,10 @@ class Outcome:
 
     ``error`` is ``tr(G D A D^T) / tr(G W A W^T)``, where W is the matrix and D its change. ``tokens`` is the number of
     tokens in the statistics: 0 for an expert that received no token, None if the matrix has no statistics. In both
-    cases all errors weigh the same. ``damping`` is the number added to A's diagonal, as a fraction of the diagonal's
-    mean. ``dead`` is the number of columns whose input was always 0. ``singular`` is true if A had no triangular factor
-    without additional damping.
-    ``squared_error`` and ``squared_norm`` are sums over all weights, without factors.
+    cases all errors have the same weight. ``damping`` is the number added to A's diagonal, as a fraction of the
+    diagonal's mean. ``dead`` is the number of columns whose input was always 0. ``singular`` is true if the
+    factorization of A needed additional damping. ``squared_error`` and ``squared_norm`` are sums over all weights,
+    without factors.
     """
 
     matrix: str
@@ -137,7 +137,7 @@ class Outcome:
 
 
 def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield each matrix that a tensor stacks, as its name in the statistics and its index in the tensor."""
+    """Yield the name in the statistics, and the index in the tensor, of each matrix that a tensor stacks."""
     lead = shape[:-2]
     count = prod(lead)
     for expert in range(count):
@@ -146,7 +146,7 @@ def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
 
 
 def has_statistics(statistics: StatisticsSource | None, name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor's matrix has statistics; for stacked matrices, whether the first one has."""
+    """Return whether a tensor's matrix has statistics; for stacked matrices, whether the first has them."""
     if statistics is None or len(shape) < 2:
         return False
     first = next((first for first, _ in matrices(name, shape)), name)
@@ -157,7 +157,7 @@ def has_statistics(statistics: StatisticsSource | None, name: str, shape: tuple[
 def damping_for(spec: QuantizerSpec) -> float:
     """Return the damping of a spec: the number to add to the factors' diagonals, as a fraction of their means.
 
-    It is larger for signs: their errors are so large that directions with few samples matter too.
+    It is larger for signs, because large errors are sensitive to noise in directions with few samples.
     """
     return SIGNS_DAMPING if spec.grid.signs else DAMPING
 
@@ -167,9 +167,8 @@ def load_factors(
 ) -> tuple[Factors, int | None]:
     """Return a matrix's factors, and the number of tokens in its statistics.
 
-    If the matrix has no statistics, the number is None, and all errors weigh the same.
-
-    Raises ``FormatError`` ``statistics.shape``, ``statistics.value``.
+    If the matrix has no statistics, the number is None, and all errors have the same weight. Raises ``FormatError``
+    ``statistics.shape``, ``statistics.value``.
     """
     entry = statistics.for_matrix(name)
     if entry is None or not entry.count:
@@ -188,7 +187,7 @@ def rounding_memory(
 ) -> int:
     """Return the peak memory, in bytes, of rounding a tensor, one matrix after the other.
 
-    If ``statistics`` is None, both factors are counted; only A for a ``vocabulary``, an embedding or a head.
+    If ``statistics`` is None, memory for both A and G is counted; for a ``vocabulary`` (embedding or head), only A.
     ``in_bands`` is false if ``round_tensor`` gets a function ``settle``.
     """
     rows, cols = shape[-2:]
@@ -204,7 +203,7 @@ def rounding_memory(
 
 
 def _band_rows(spec: QuantizerSpec, rows: int, cols: int, *, outputs: bool) -> int:
-    """Return the number of rows that are rounded together: all rows, unless each row is rounded by itself."""
+    """Return the number of rows that are rounded together: all rows if they depend on each other."""
     together = (
         outputs or spec.quantizer == TWO_SIDED or spec.streams or spec.grid.learnt or spec.grid.second is not None
     )
@@ -212,7 +211,7 @@ def _band_rows(spec: QuantizerSpec, rows: int, cols: int, *, outputs: bool) -> i
 
 
 def require_finite(values: Array, location: str) -> None:
-    """Raise ``CodecError`` ``quantizer.non-finite`` for NaN and infinity."""
+    """Raise ``CodecError`` ``quantizer.non-finite`` if ``values`` contain NaN or infinity."""
     if not np.isfinite(values).all():
         raise CodecError("quantizer.non-finite", "expected finite weights; keep this tensor dense", where=location)
 
@@ -231,9 +230,9 @@ def round_tensor(
     weights : iterable of (str, f32 [rows, cols])
         Each matrix with its name in the statistics.
     settle : callable, optional
-        Called last for each matrix with the rounded bands, which it may change, the matrix and its factors.
+        Called after each matrix with its bands, which it may change, the original matrix and the factors.
     device : torch.device, optional
-        Rounds there if the spec allows it.
+        The device that rounds if the spec allows it.
     """
     rounded = list[RoundedMatrix]()
     outcomes = []

@@ -34,7 +34,7 @@ _SAMPLE = 24  # columns of a group on which the factors are tried, at least
 
 @dataclass(slots=True)
 class Streams:
-    """A matrix as windows of streams, transposed.
+    """A matrix rounded to a trellis: the windows of its streams, transposed.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Streams:
         return values
 
     def parts(self) -> dict[str, Array]:
-        """Return the streams and scales as the parts of codec ``trellis``."""
+        """Return the streams and scales as the parts of the codec ``trellis``."""
         layout = TrellisLayout(self.grid.bits, self.grid.group, WORD, "f32", self.grid.scales)
         streams = [pack_band(windows, layout) for windows in self.windows]
         scales = [np.ascontiguousarray(scales.T).reshape(-1) for scales in self.scales]
@@ -130,7 +130,7 @@ def _row_weights(factors: Factors, first: int, last: int) -> Array:
 
 
 class _BandLinks:
-    """The effect of errors on the targets of earlier rows under G: between bands, and between the rows of a band."""
+    """The effect of errors on the targets of earlier rows under G, between bands and within a band."""
 
     def __init__(self, links: Links, targets: Sequence[Array], bands: Sequence[tuple[int, int]]) -> None:
         self._all = links
@@ -138,17 +138,13 @@ class _BandLinks:
         self._shifts = [np.zeros_like(band) for band in targets]
 
     def links(self, index: int) -> _Linked:
-        """Return what a search of band ``index`` needs of G: L within the band, D of its rows, and the shift of its
-        targets.
-        """
+        """Return L within band ``index``, D of its rows, and the changes of its targets by later bands."""
         rows = slice(*self._bands[index])
         below = np.ascontiguousarray(self._all.below[rows, rows])
         return below, np.ascontiguousarray(self._all.diagonal[rows]), self._shifts[index]
 
     def add_errors(self, index: int, errors: Array) -> None:
-        """Add the effect of a band's ``errors`` (f32 [cols, rows of the band]) to the shifts of the targets of earlier
-        bands.
-        """
+        """Add the effect of a band's ``errors``, f32 [cols, rows of the band], to the targets of earlier bands."""
         first, last = self._bands[index]
         for earlier, (start, stop) in enumerate(self._bands[:index]):
             link = np.ascontiguousarray(self._all.below[first:last, start:stop])
@@ -157,7 +153,7 @@ class _BandLinks:
 
 @dataclass(slots=True)
 class _Band:
-    """A band in progress: its target, f32 [cols, rows], the weights of its rows, and its windows and scales."""
+    """A band of rows during rounding: its target, f32 [cols, rows], the weights of its rows, windows and scales."""
 
     grid: TrellisGrid
     target: Array
@@ -166,16 +162,16 @@ class _Band:
     scales: Array
 
     def nearest(self, columns: Array) -> None:
-        """Choose every group's scales, with weighted columns, and then the streams."""
+        """Choose the scales of all groups under the weights of the columns, then the streams."""
         for group in range(len(self.scales)):
             self.choose(self.target, columns, group)
         self.search(self.target, self.windows, self.scales)
 
     def feed_back(self, feedback: Feedback, links: _Linked | None) -> Array:
-        """Round group by group; the weighted error of each column moves the targets of the columns after it.
+        """Round group by group, and return the changed targets, f32 [cols, rows].
 
-        With ``links``, the scales and codes of a column are chosen by the full matrix G of the rows, not only by its
-        diagonal. Returns the moved targets, f32 [cols, rows].
+        The weighted error of each column changes the targets of later columns. With ``links``, the scales and codes of
+        a column are chosen under the full matrix G of the rows, otherwise under its diagonal.
         """
         grid = self.grid
         cols = len(self.target)
@@ -206,10 +202,10 @@ class _Band:
         return targets
 
     def choose(self, targets: Array, columns: Array, group: int) -> None:
-        """Set the scales of a group to those of least squared error, with weighted columns.
+        """Set the scales of a group to those of least squared error under the weights of the columns.
 
-        The streams for this are found by a search without feedback. It divides the targets by the RMS of each row times
-        a factor; a sample of columns decides which factor leaves the least error.
+        A search without feedback gives the streams for this fit. It divides the targets by the RMS of each row times a
+        factor. A sample of columns decides which factor gives the smallest error.
         """
         grid = self.grid
         first = group * self.grid.group
@@ -231,10 +227,9 @@ class _Band:
         self.scales[group] = np.where(scales == 0, 0, _round_to(product / np.where(square > 0, square, 1), grid.scales))
 
     def _fit(self, targets: Array, heavy: Array, scales: Array) -> tuple[Array, Array]:
-        """Search streams for ``targets`` and return the sums of ``targets * values`` and of ``values ** 2`` for each
-        row.
+        """Search streams for ``targets``; return the sums of ``targets * values`` and of ``values ** 2`` for each row.
 
-        The sums are weighted by ``heavy``. The streams may begin and end with any state.
+        The sums are weighted by ``heavy``. Streams may begin and end in any state.
         """
         windows = np.zeros(targets.shape, np.uint16)
         self.search(targets, windows, scales[None], open_ends=True)
@@ -263,7 +258,7 @@ def _descend(
     bands: Sequence[tuple[int, int]],
     factors: Factors,
 ) -> None:
-    """Reduce the error of one band after the other, in ``PASSES`` passes; the error never grows."""
+    """Reduce the error band by band, in ``PASSES`` passes; the error never grows."""
     work = [
         _Band(streams.grid, *fields) for fields in zip(targets, weigh, streams.windows, streams.scales, strict=True)
     ]
@@ -281,7 +276,7 @@ def _descend(
 def _gradient(
     factors: Factors, product: Sequence[Array], bands: Sequence[tuple[int, int]], index: int
 ) -> tuple[Array, Array]:
-    """Return G for the rows of a band, and the band's transposed gradient (G D A)'."""
+    """Return G for the rows of a band, and the band's part of the gradient, transposed: (G D A)^T."""
     first, last = bands[index]
     if factors.outputs is None:
         return np.eye(last - first, dtype=np.float32), product[index].copy()

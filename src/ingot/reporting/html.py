@@ -40,8 +40,9 @@ def text_of_lines(lines: Sequence[str]) -> str:
 
 
 def table_html(table: Table, id: str = "", *, sortable: bool = False) -> str:
-    """Return a table as HTML, without the columns whose head is empty. Cells of a ``sortable`` table contain their sort
-    keys.
+    """Return a table as HTML. Columns without a title are omitted.
+
+    Cells of a ``sortable`` table contain their sort keys.
     """
     shown = [(index, column) for index, column in enumerate(table.columns) if column.head]
     classes = {index: _class(column) for index, column in shown}
@@ -75,7 +76,7 @@ def _cell(value: object, column: Column) -> str:
 
 
 def _sort_key(value: object, sortable: bool) -> str:
-    """Return the HTML attribute with a cell's sort key; empty if the cell's text can be sorted."""
+    """Return the HTML attribute with a cell's sort key; empty if the browser can sort the cell's text."""
     if not sortable or isinstance(value, str | bool):
         return ""
     if isinstance(value, tuple):

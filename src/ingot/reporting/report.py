@@ -1,7 +1,7 @@
 """Reports of operations as plain data: figures (named values), tables, and lines of text. Other modules render them.
 
-The result of an operation is a dataclass whose annotations declare the units of its values (``size: Bytes``,
-``share: Ratio``). ``figures_of`` and ``table_of`` read the annotations, so that each quantity is declared once.
+The result of an operation is a dataclass whose annotations declare the units of its values (``size: Bytes``, ``share:
+Ratio``). ``figures_of`` and ``table_of`` read the annotations.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Figure:
 class Line:
     """A line of the text report: a ``label``, and a template that refers to figures as ``{name}``.
 
-    If ``items`` is the name of a figure that is a list, there is one line per element, which fills ``{item}``. A
+    If ``items`` is the name of a figure that is a list, there is one line per element, and ``{item}`` is the element. A
     ``copyable`` line is a command for the user to copy; it is never wrapped or shortened.
     """
 
@@ -109,7 +109,7 @@ class Column:
 class Table:
     """Rows of values.
 
-    ``data`` says whether JSON contains the table, and ``shown`` whether the text does. ``after`` is a line of text
+    ``data`` states whether JSON contains the table, and ``shown`` whether the text does. ``after`` is a line of text
     after the table. If a report consists of one table without a name, its JSON is a list.
     """
 
@@ -124,7 +124,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of an operation: figures, lines of text that name them, tables, and lines after the tables."""
+    """The report of an operation: figures, lines of text that contain them, tables, and lines after the tables."""
 
     figures: Sequence[Figure] = ()
     lines: Sequence[Line] = ()
@@ -141,12 +141,12 @@ def figures_of(report: Any, *computed: str) -> list[Figure]:
 
 
 def data_of(item: Any) -> dict[str, Any]:
-    """Return the values of a dataclass, keyed by name, for nesting it in another JSON object."""
+    """Return the fields of a dataclass as a dictionary for JSON."""
     return {figure.name: figure.value for figure in figures_of(item)}
 
 
 def table_of(name: str, items: Iterable[Any], cls: type[Any], heads: Mapping[str, str] | None = None) -> Table:
-    """Return dataclass objects as a table with a column for each field; ``heads`` maps fields to titles of columns."""
+    """Return dataclass objects as a table with a column for each field; ``heads`` maps fields to column titles."""
     heads = heads or {}
     columns = [Column(item.name, unit_of(item.type), heads.get(item.name, "")) for item in fields(cls)]
     rows = [[getattr(item, column.name) for column in columns] for item in items]
@@ -159,7 +159,7 @@ def unit_of(annotation: Any) -> Unit:
 
 
 class Measured(Protocol):
-    """A tensor of a report; ``error`` has the values of ``ErrorStats.summary``, or is None if no value changed."""
+    """A tensor of a report; ``error`` is a result of ``ErrorStats.summary``, or None if no value changed."""
 
     @property
     def name(self) -> str: ...
@@ -179,8 +179,8 @@ def worst_of(tensors: Iterable[T]) -> T | None:
 def loss(tensors: Iterable[Measured], exact: str | None) -> tuple[list[Figure], Sequence[Line]]:
     """Return figures and lines about errors.
 
-    If ``exact`` is set, it is their only text; otherwise they describe the tensor with the lowest
-    signal-to-noise ratio, if values changed.
+    If ``exact`` is set, it is the only line. Otherwise, if values changed, lines describe the tensor with the lowest
+    signal-to-noise ratio.
     """
     if exact is not None:
         return [], [Line(exact, "exact")]
@@ -228,9 +228,9 @@ def size_text(count: int) -> str:
 
 
 def format_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> Iterator[tuple[Line, str]]:
-    """Yield each line with its text: the line's template, filled with the figures.
+    """Yield each line with its text: the template, filled with figures.
 
-    If ``line.items`` names a figure that is a list, yield the line once per element, which fills ``{item}``.
+    A line whose ``items`` names a list is yielded once per element, with the element as ``{item}``.
     """
     texts = {name: text_of(item.value, item.unit) for name, item in figures.items() if item.unit != "data"}
     for line in lines:
@@ -242,7 +242,7 @@ def format_lines(lines: Sequence[Line], figures: Mapping[str, Figure]) -> Iterat
 
 
 def cell(value: Any, column: Column) -> str:
-    """Return the text of a value in a table; for None it is empty, or says that an error was not measured."""
+    """Return the text of a value in a table. For None it is empty, or states that an error was not measured."""
     if value is None and column.unit != "error":
         return ""
     return _CELLS.get(column.unit, lambda value: text_of(value, column.unit))(value)

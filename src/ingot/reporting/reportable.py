@@ -17,16 +17,16 @@ _MOST_ITEMS = 4
 
 
 class Reportable(ABC):
-    """A result of an operation that has a report.
+    """The result of an operation, with a report.
 
-    The command line prints the report as text or as JSON. A notebook shows it as HTML. Its ``repr`` fits a screen: it
-    counts the items of long lists.
+    The command line prints the report as text or as JSON. A notebook shows it as HTML. The ``repr`` is short: it states
+    the lengths of long lists.
     """
 
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
-        """Set ``__repr__``, so that a dataclass keeps it."""
+        """Set ``__repr__`` before ``dataclass`` would generate one."""
         super().__init_subclass__()
         cls.__repr__ = _short_repr  # type: ignore[method-assign]
 
@@ -41,7 +41,7 @@ class Reportable(ABC):
 
 
 def _short_repr(result: Any) -> str:
-    """Return the fields of a result, with the numbers of items for long lists and the types of large values."""
+    """Return the fields of a result as text: lengths instead of long lists, types instead of large values."""
     values = ", ".join(f"{item.name}={_short(getattr(result, item.name))}" for item in fields(result) if item.repr)
     return f"{type(result).__name__}({values})"
 
@@ -61,7 +61,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReportResult(Report, Reportable):
-    """The result of an operation that returns only a report."""
+    """The result of an operation whose only result is a report."""
 
     def report(self) -> Report:
         """Return this report."""

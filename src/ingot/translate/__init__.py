@@ -1,1 +1,1 @@
-"""Model families: names, hyperparameters and tokenizers of Hugging Face, llama.cpp and MLX."""
+"""Translation of model families: names, hyperparameters and tokenizers of Hugging Face, llama.cpp and MLX."""

@@ -1,4 +1,7 @@
-"""Chat templates of a model folder, with or without names, and the GGUF keys that hold them."""
+"""Conversion of chat templates between the files of a model folder and GGUF metadata.
+
+A model may have one template, or several with names.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _LETTERS = frozenset(ascii_letters + digits)
 
 @dataclass(slots=True)
 class Templates:
-    """Templates by name in GGUF's spelling, and the files whose templates are not used."""
+    """Chat templates by their GGUF name, and the files whose templates are not used."""
 
     by_name: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
@@ -35,7 +38,7 @@ class Templates:
 
 
 def is_template_file(name: str) -> bool:
-    """Return whether a file of a model folder holds only chat templates."""
+    """Return whether a file of a model folder contains only chat templates."""
     return name in (JINJA, JSON) or name.startswith(ADDITIONAL)
 
 
@@ -49,7 +52,7 @@ def find(settings: Mapping[str, Any], separate: Mapping[str, Any], texts: Mappin
     separate : mapping
         ``chat_template.json``, used if there is no ``chat_template.jinja``.
     texts : mapping
-        Texts of files by name, among them ``chat_template.jinja`` and those in ``additional_chat_templates``.
+        Texts of files by name, including ``chat_template.jinja`` and the files of ``additional_chat_templates``.
     """
     additional = {
         name.removeprefix(ADDITIONAL).removesuffix(".jinja"): text
@@ -74,7 +77,7 @@ def find(settings: Mapping[str, Any], separate: Mapping[str, Any], texts: Mappin
 
 
 def from_metadata(metadata: Mapping[str, Any]) -> str | Sequence[Mapping[str, str]] | None:
-    """Return ``chat_template`` for ``tokenizer_config.json``: one text, or a list of names with texts."""
+    """Return the value of ``chat_template`` in ``tokenizer_config.json``: one text, or a list of names with texts."""
     default = metadata.get(TEMPLATE)
     named = {
         key.removeprefix(_NAMED): text

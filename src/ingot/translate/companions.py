@@ -1,7 +1,7 @@
-"""A model folder's small files as GGUF metadata, and the files that GGUF metadata yield.
+"""Conversion of a model folder's small files to GGUF metadata, and back.
 
-``tokenizer.huggingface.json`` is GGUF's standard key for all of ``tokenizer.json``; Ingot defines the keys of the
-other files.
+``tokenizer.huggingface.json`` is GGUF's standard key for the full text of ``tokenizer.json``. Ingot defines the keys
+for the other files.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ _LARGE_COPY = 1_000_000
 
 
 class LargeText(str):
-    """The text of a large JSON file, which ``parsed`` parses once."""
+    """The text of a large JSON file; ``parsed`` caches its value."""
 
     @cached_property
     def parsed(self) -> Any:
-        """The value; raises the errors of ``json.loads``."""
+        """The parsed value; raises the errors of ``json.loads``."""
         return json.loads(self)
 
 
 def read_files(companions: Mapping[str, str]) -> dict[str, str]:
-    """Return the text of the companions that metadata can hold; raises ``FormatError`` ``architecture.companion``."""
+    """Return the texts of the companions that GGUF metadata can store. Raises ``FormatError``
+    ``architecture.companion``.
+    """
     texts = {}
     order = (*_JSON, *_LISTS, *_TEXT, *_LARGE, *SENTENCEPIECE_FILES)
     for name in sorted(
@@ -78,18 +80,17 @@ def read_files(companions: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_storable(name: str) -> bool:
-    """Return whether GGUF metadata can hold a companion unchanged."""
+    """Return whether GGUF metadata can store the text of a companion unchanged."""
     return name in (*_JSON, *_LISTS, *_TEXT, *_LARGE, *SENTENCEPIECE_FILES) or _IN_FOLDER.fullmatch(name) is not None
 
 
 def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed, list[str]]:
-    """Return GGUF metadata of the tokenizer among the files, and notes on texts that llama.cpp would tokenize
-    differently.
+    """Return GGUF metadata of the tokenizer in the files, and notes on texts that llama.cpp would tokenize differently.
 
     Parameters
     ----------
     files : mapping
-        Texts by name, as ``read_files`` returns them.
+        Texts by name, a result of ``read_files``.
     rows : int
         Rows of the embedding; 0 if unknown.
 
@@ -99,7 +100,7 @@ def tokenizer_metadata(files: Mapping[str, str], rows: int) -> tuple[keys.Typed,
         ``architecture.companion``.
     UnsupportedError
         ``architecture.tokenizer``: there is no tokenizer, or llama.cpp does not support its type;
-        ``architecture.tokens``: tokens that the embedding has no rows for.
+        ``architecture.tokens``: tokens without a row in the embedding.
     """
     parsed_tokenizer = parse_file(files, TOKENIZER)
     settings = parse_file(files, SETTINGS)
@@ -160,7 +161,7 @@ def _special_token_metadata(
 ) -> keys.Typed:
     """Return GGUF metadata of special tokens: their ids, and whether each is added to a text.
 
-    ``added_around`` is whether the tokenizer adds its first and last token to a text; it is written only where
+    ``added_around`` states whether the tokenizer adds its first and last token to a text. It is written only if
     llama.cpp's default differs.
     """
     count = len(typed[keys.TOKENS][1])
@@ -177,7 +178,9 @@ def _special_token_metadata(
 
 
 def _describe_dropped_tokens(parsed_tokenizer: Mapping[str, Any], typed: keys.Typed) -> list[str]:
-    """Describe tokens of a template that llama.cpp does not add around a text: it adds at most one at each end."""
+    """Return notes on a template's tokens that llama.cpp does not add; it adds at most one token at each end of a
+    text.
+    """
     default = special_tokens.default_added(str(typed[keys.MODEL][1]), str(typed[keys.PRE][1]))
     bos, eos, sep = (typed.get(keys.ADD[role], ("bool", default[role]))[1] for role in special_tokens.AROUND)
     return [
@@ -190,7 +193,7 @@ def _describe_dropped_tokens(parsed_tokenizer: Mapping[str, Any], typed: keys.Ty
 
 
 def _describe_assumed_tokens(typed: keys.Typed) -> list[str]:
-    """Describe the ids that llama.cpp assumes for special tokens that no file names."""
+    """Return notes on the ids that llama.cpp assumes for special tokens, because no file declares them."""
     model = typed[keys.MODEL][1]
     texts = typed[keys.TOKENS][1]
     defaults = {keys.BPE: {"bos": 11, "eos": 11}, keys.SPM: {"bos": 1, "eos": 2}}.get(model, {})
@@ -229,9 +232,10 @@ def parse_file(files: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 def to_metadata(files: Mapping[str, str], typed: keys.Typed) -> tuple[dict[str, tuple[str, Any]], list[str]]:
-    """Return the metadata that hold the files, without the packing keys of ``config.json``, and notes.
+    """Return GGUF metadata with the texts of the files, and notes.
 
-    ``tokenizer.json`` is left out if ``typed``, the metadata of the tokenizer, give back one that behaves equally.
+    Keys on packing are removed from ``config.json``. ``tokenizer.json`` is omitted if an equivalent one can be rebuilt
+    from ``typed``, the metadata of the tokenizer.
     """
     texts = dict(files)
     notes = list[str]()
@@ -252,7 +256,7 @@ def to_metadata(files: Mapping[str, str], typed: keys.Typed) -> tuple[dict[str, 
 
 
 def stored_files(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the files that metadata hold unchanged; malformed files are left out."""
+    """Return the files that metadata contain unchanged; malformed files are left out."""
     stored = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
     stored |= {TOKENIZER: metadata[TOKENIZER_KEY]} if TOKENIZER_KEY in metadata else {}
     return {
@@ -263,7 +267,7 @@ def stored_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_well_formed(name: str, text: str) -> bool:
-    """Return whether a stored text is well-formed for its file name."""
+    """Return whether a stored text is valid for its file name, such as JSON for ``.json``."""
     if name in SENTENCEPIECE_FILES:
         return _is_base64(text)
     if name.endswith(".jinja"):
@@ -277,12 +281,9 @@ def _is_well_formed(name: str, text: str) -> bool:
 def files_of(
     metadata: Mapping[str, Any], config: Mapping[str, Any], family: Family
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Return the files that a GGUF file's metadata yield, and notes on texts that they tokenize differently from
-    llama.cpp.
+    """Return the files of a model folder from GGUF metadata, and notes on differences in tokenization from llama.cpp.
 
-    ``config`` is written as ``config.json``.
-
-    Raises ``UnsupportedError`` ``architecture.tokenizer``.
+    ``config`` is written as ``config.json``. Raises ``UnsupportedError`` ``architecture.tokenizer``.
     """
     files = _without_replaced_templates(metadata, stored_files(metadata))
     differences = list[str]()
@@ -300,9 +301,9 @@ def files_of(
 
 
 def _without_replaced_templates(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
-    """Return the stored files with the chat templates of the metadata, if a program replaced these.
+    """Return the stored files, with the metadata's chat templates if a program has changed those.
 
-    ``tokenizer_config.json`` then holds the templates, and no other file does.
+    Then only ``tokenizer_config.json`` contains templates.
     """
     settings = parse_file(files, SETTINGS)
     stored = chat_templates.find(settings, parse_file(files, chat_templates.JSON), files).to_metadata()
@@ -319,7 +320,9 @@ def _without_replaced_templates(metadata: Mapping[str, Any], files: Mapping[str,
 
 
 def special_ids(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, int]:
-    """Return the ids of special tokens that stored files name, by role, as a conversion to GGUF finds them."""
+    """Return the ids of special tokens that the stored files declare, by role, as a conversion to GGUF determines
+    them.
+    """
     texts = metadata.get(keys.TOKENS)
     texts = texts if isinstance(texts, list) else []
     ids = {text: token_id for token_id, text in reversed([*enumerate(texts)]) if isinstance(text, str)}
@@ -335,7 +338,7 @@ def special_ids(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[s
 
 
 def _updated_settings(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
-    """Return ``tokenizer_config.json`` with the special tokens that metadata name now; nothing if they are the same."""
+    """Return ``tokenizer_config.json`` with the metadata's special tokens; empty if they have not changed."""
     settings = parse_file(files, SETTINGS)
     ids = special_ids(metadata, files)
     texts = metadata.get(keys.TOKENS)

@@ -1,7 +1,4 @@
-"""Check whether a model's folder is complete: tensors that ``config.json`` implies, and stale duplicate files.
-
-Only headers are read.
-"""
+"""Completeness checks of a model folder, by headers: missing tensors, and stale duplicate weight files."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _EXPERTS = ".mlp.experts."
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One reason why a model's folder is incomplete or contradictory: the rule, the tensor or file, and a message."""
+    """A reason why a model folder is incomplete or contradictory: the rule, the tensor or file, and a message."""
 
     rule: str
     name: str
@@ -42,7 +39,7 @@ class Defect:
 
 
 def defects_of(source: Source, checkpoint: Checkpoint) -> list[Defect]:
-    """Return the defects of a model's folder; none for single files, deltas and unsupported families.
+    """Return the defects of a model folder; none for single files, deltas and unsupported families.
 
     ``checkpoint`` is the source's checkpoint before any view.
     """
@@ -52,7 +49,7 @@ def defects_of(source: Source, checkpoint: Checkpoint) -> list[Defect]:
 
 
 def require_complete(source: Source, checkpoint: Checkpoint, accepts: Callable[[str], bool]) -> None:
-    """Refuse an incomplete model, except for defects whose names ``accepts`` returns True for.
+    """Raise an error if the model has a defect, unless ``accepts`` returns True for the defect's name.
 
     Raises
     ------
@@ -107,7 +104,7 @@ def _missing(source: Source, checkpoint: Checkpoint) -> list[Defect]:
 
 
 def _absent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[str]:
-    """Return the names of tensors that a model's other layers, or its family, imply and the checkpoint lacks."""
+    """Return the names of missing tensors: the family needs them, or other layers of the model have them."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None or config.get("architectures", [family.model_class]) != [family.model_class]:
         return []
@@ -115,7 +112,7 @@ def _absent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[str]:
 
 
 def _layers_with_other_experts(checkpoint: Checkpoint, expected: Mapping[str, object]) -> set[str]:
-    """Return the name prefixes of layers whose experts have other names than ``config.json`` implies.
+    """Return the name prefixes of layers whose experts are stored under other names than ``config.json`` implies.
 
     Programs stack the matrices of all experts, split stacks, or split fused matrices.
     """
@@ -133,7 +130,7 @@ def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _duplicates(source: Source) -> list[Defect]:
-    """Return weight files outside of the checkpoint that repeat its tensors, in a folder with an index."""
+    """Return a defect for each weight file that the folder's index does not list and that repeats tensors."""
     used = source.catalog.headers
     names = source.store.names()
     files = [name for name in names if name.endswith(SUFFIX)]

@@ -1,4 +1,4 @@
-"""Read and compare the numbers of ``config.json``."""
+"""Reading and comparison of numbers in ``config.json``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ RULE = "architecture.config"
 
 
 def heads(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the counts of heads and of key-value heads; raises ``UnsupportedError`` ``architecture.config``."""
+    """Return the numbers of query heads and of key-value heads; raises ``UnsupportedError`` ``architecture.config``."""
     count = integer(config, "num_attention_heads")
     return count, integer(config, "num_key_value_heads", count)
 
 
 def head_size(config: Mapping[str, Any]) -> int:
-    """Return the size of a head: stated, or an equal share of the hidden size.
+    """Return the size of a head: declared, or the hidden size divided by the number of heads.
 
     Raises ``UnsupportedError`` ``architecture.config``.
     """
@@ -28,12 +28,12 @@ def head_size(config: Mapping[str, Any]) -> int:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a single number, not a list with a number per layer."""
+    """Return whether a value is one number, and not a list with a number per layer."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Return whether two values are equal; numbers may differ by the precision of f32."""
+    """Return whether two values are equal; numbers are compared with the precision of f32."""
     if isinstance(first, float | int) and isinstance(second, float | int) and not isinstance(first, bool):
         return first == second or abs(first - second) <= 1e-6 * abs(first)
     if isinstance(first, list) and isinstance(second, list):
@@ -42,7 +42,7 @@ def same_value(first: Any, second: Any) -> bool:
 
 
 def nested_value(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key, or of ``outer.inner`` in a nested object; None if there is none."""
+    """Return the value of a key, or of ``outer.inner`` in a nested object; None if the key is missing."""
     outer, dot, inner = key.partition(".")
     if not dot:
         return config.get(key)
@@ -61,18 +61,18 @@ def set_nested(config: dict[str, Any], key: str, value: Any) -> None:
 
 
 def largest(value: Any) -> Any:
-    """Return the largest integer of a list with a value per layer, or the value itself if it is no such list."""
+    """Return the largest integer of a list with a value per layer; any other value unchanged."""
     is_list = isinstance(value, list) and value and all(type(item) is int for item in value)
     return max(value) if is_list else value
 
 
 def shorten(value: Any) -> Any:
-    """Return the shortest decimal that is equal in f32: 1e-05 instead of 9.999999747378752e-06."""
+    """Return the shortest decimal with the same f32 value: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return an integer above 0; raises ``UnsupportedError`` ``architecture.config``."""
+    """Return a positive integer of the config; raises ``UnsupportedError`` ``architecture.config``."""
     value = config.get(key)
     if value is None and default is not None:
         return default

@@ -1,4 +1,4 @@
-"""The first layers of a model of experts that have no experts: llama.cpp counts them, transformers may list them."""
+"""The number of dense layers before the layers with experts, which transformers may store as a list of layers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MAX_LAYERS = 1 << 16
 
 
 def with_count(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the config with the count of dense layers, from the list of layers or transformers' default.
+    """Return the config with the number of dense layers, from the list of layers or transformers' default.
 
-    Raises ``UnsupportedError`` ``architecture.config``: a dense layer follows one with experts.
+    Raises ``UnsupportedError`` ``architecture.config``: a dense layer follows a layer with experts.
     """
     result = dict(config)
     if not _has_count(family):
@@ -36,9 +36,9 @@ def with_count(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def without_implied_count(config: Mapping[str, Any], family: Family, original: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without the count, if the ``original`` config implies it without stating it.
+    """Return the config without the number of dense layers, if the ``original`` config implies it.
 
-    Without an original, the config of a class that reads only the list of layers gets the list in place of the count.
+    Without an original, a class that reads only the list of layers gets the list instead of the number.
     """
     count = config.get(COUNT)
     layers = config.get("num_hidden_layers")
@@ -54,7 +54,8 @@ def without_implied_count(config: Mapping[str, Any], family: Family, original: M
 
 
 def require_count(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> None:
-    """Refuse a model whose experts are in other layers than the config states: llama.cpp does not open its file.
+    """Raise an error if the layers with experts are not those that the config declares; llama.cpp would refuse the
+    file.
 
     Raises ``UnsupportedError`` ``architecture.config``.
     """

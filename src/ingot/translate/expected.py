@@ -1,6 +1,6 @@
-"""The tensors, with their shapes, that a model's ``config.json`` implies, without loading the model.
+"""The names and shapes of tensors that a model's ``config.json`` implies, computed without loading the model.
 
-Names and shapes are those of transformers' classes (``modeling_*.py``, 5.23), as ``save_pretrained`` writes them.
+They are those of transformers' classes (``modeling_*.py``, 5.23), as ``save_pretrained`` writes them.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class ModelShapes:
 
 
 def expected_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Return the shape of every tensor that a model with this ``config.json`` has.
+    """Return the shape of every tensor that a model with this ``config.json`` has; None if it cannot be determined.
 
-    None if the family or the saved class is unsupported, or if the config lacks a size that shapes depend on.
+    It cannot if the family or the saved class is unsupported, or if the config lacks a size.
     """
     shapes = _FAMILIES.get(str(config.get("model_type")))
     if shapes is None or config.get("architectures", [shapes.architecture]) != [shapes.architecture]:
@@ -75,10 +75,10 @@ def expected_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | 
 def absent_tensors(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> list[str]:
     """Return the names of tensors that a model of the family needs and that are not among ``names``.
 
-    For families without ``ModelShapes``: the tensors outside of layers, each layer, the modules that its other modules
-    need (``required_modules``), and the tensors of a layer that another layer has in addition to all of its own. Layers
-    of different types have tensors that the others lack, so they are not compared. Heads are not required, because they
-    may be tied to the embedding. Empty if the config does not state the number of layers.
+    This check is for families without ``ModelShapes``. It requires the tensors outside of layers, each layer, and the
+    modules that other modules of a layer need (``required_modules``). If a layer has all tensors of a second layer and
+    further ones, the second layer must have those too. Heads are not required, because they may be tied to the
+    embedding. The result is empty if the config does not declare the number of layers.
     """
     count = config.get(family.aliases.get("num_hidden_layers", "num_hidden_layers"), config.get("num_hidden_layers"))
     count = len(layer_types(config)) if count is None else count
@@ -153,7 +153,7 @@ def _count(config: Mapping[str, Any], key: str) -> int:
 
 
 class _Sizes(dict[str, int]):
-    """Sizes by their letter, each computed on first use; raises ``KeyError`` if the config lacks an input."""
+    """Sizes by their letter, computed on first use; raises ``KeyError`` if the config lacks an input."""
 
     def __init__(self, compute: Mapping[str, Callable[[], int]]) -> None:
         super().__init__()
@@ -165,12 +165,12 @@ class _Sizes(dict[str, int]):
 
 
 def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
-    """Return the sizes by the letters that shapes are written in.
+    """Return the sizes by the letters that ``ModelShapes`` uses.
 
-    V vocabulary, H hidden, I intermediate, N heads, D head, Q all query heads, K all key heads, E experts,
-    M intermediate of an expert, S intermediate of the shared experts, P positions, T token types, One 1.
-    For latent attention: R rank of keys and values, L rank of queries, Y rotary part of a head, Z all query heads,
-    X keys and values of all heads, W values of all heads.
+    V vocabulary, H hidden, I intermediate, N heads, D head, Q all query heads, K all key heads, E experts, M
+    intermediate of an expert, S intermediate of the shared experts, P positions, T token types, One 1. For latent
+    attention: R rank of keys and values, L rank of queries, Y rotary part of a head, Z all query heads, X keys and
+    values of all heads, W values of all heads.
     """
 
     def read_size(key: str) -> int:

@@ -1,4 +1,4 @@
-"""Supported architectures: transformers' model type, llama.cpp's name, and how their tensors differ.
+"""Supported architectures: transformers' model type, llama.cpp's name, and the differences between their tensors.
 
 The records are TOML tables in ``family_data/*.toml``, one per model type (``docs/developing/family.md``).
 """
@@ -47,7 +47,9 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """One matrix per expert: the experts' prefix in a layer, and each module's part (gate, down or up) in llama.cpp."""
+    """The names of separate experts: their prefix in a layer, and llama.cpp's name (gate, down or up) for each
+    module.
+    """
 
     prefix: str
     modules: Mapping[str, str]
@@ -335,7 +337,7 @@ FAMILIES: Mapping[str, Family] = _read_families()
 
 
 def refusal_reasons() -> dict[str, str]:
-    """Return why Ingot does not translate a family for llama.cpp, for families whose reason is known."""
+    """Return the known reasons why Ingot does not translate a family for llama.cpp, by model type."""
     reasons: dict[str, str] = tomllib.loads(_FOLDER.joinpath(_REASONS).read_text("utf-8"))["reasons"]
     return reasons
 
@@ -357,7 +359,9 @@ def family_of(arch: str, metadata: Mapping[str, object]) -> Family | None:
 
 
 def has_step(family: Family, name: str) -> bool:
-    """Return whether a step transforms a tensor, by its name in a layer or, outside of layers, in full."""
+    """Return whether a step transforms a tensor. ``name`` is relative to its layer, or the full name outside of
+    layers.
+    """
     inner = _INDEX.sub("{}", name)
     module = inner.rpartition(".")[0]
     tensors = {tensor for step in family.steps for tensor in step.tensors}

@@ -1,6 +1,6 @@
-"""Metadata of a GGUF file that no file of a model folder has a key for, and the file that keeps them in the folder.
+"""GGUF metadata without a counterpart in a model folder, stored in a separate file of the folder.
 
-A conversion back to GGUF restores them, so that names, licenses and keys of other programs are not lost.
+A conversion back to GGUF restores them, so names, licenses and keys of other programs are preserved.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _TYPES = "types"
 
 
 def to_files(metadata: Mapping[str, Any], names: Collection[str]) -> dict[str, bytes]:
-    """Return the file with the values and types of the named metadata; none if there are no names.
+    """Return the file with the values and types of the metadata ``names``.
 
-    None too if the file would be too large to read.
+    The result is empty if there are no names, or if the file would be too large to read.
     """
     about: Any = metadata.get(ABOUT)
     content: dict[str, dict[str, Any]] = {_VALUES: {name: metadata[name] for name in names}}
@@ -37,9 +37,9 @@ def to_files(metadata: Mapping[str, Any], names: Collection[str]) -> dict[str, b
 
 
 def read(companions: Mapping[str, str]) -> dict[str, Any]:
-    """Return the metadata in a folder's file, with their types under ``ingot.gguf``; nothing without the file.
+    """Return the metadata in the folder's file, with their types under ``ingot.gguf``; empty without the file.
 
-    Raises ``FormatError`` ``architecture.companion``: the file is no JSON object of this layout.
+    Raises ``FormatError`` ``architecture.companion``: the file is not a JSON object of this layout.
     """
     if FILE not in companions:
         return {}

@@ -1,4 +1,4 @@
-"""Evaluate the sizes that family records state, such as ``num_attention_heads*head_dim``, for a ``config.json``."""
+"""Evaluation of the formulas in family records, such as ``num_attention_heads*head_dim``, for a ``config.json``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MAX_SIZE = 1 << 40
 
 
 def evaluate(formula: str | int, config: Mapping[str, Any]) -> int:
-    """Return the value of a formula: a sum of terms, which are products and quotients of integers and config keys.
+    """Return the value of a formula: a sum of products and quotients of integers and config keys.
 
     ``a!=b`` is 1 if the formulas ``a`` and ``b`` differ, otherwise 0.
 
-    Raises ``UnsupportedError`` ``architecture.config``: a key is missing or no integer above 0, or the result is out of
-    range.
+    Raises ``UnsupportedError`` ``architecture.config``: a key is missing or not a positive integer, or the result is
+    out of range.
     """
     if isinstance(formula, int):
         return formula
@@ -31,7 +31,7 @@ def evaluate(formula: str | int, config: Mapping[str, Any]) -> int:
 
 
 def resolve_shape(sizes: Sequence[str | int], total: int, config: Mapping[str, Any]) -> list[int] | None:
-    """Return sizes whose product is ``total``; one of them may be -1, the remaining size. None if they do not fit."""
+    """Return sizes whose product is ``total``; None if it is not. One size may be -1: the remaining factor."""
     values = [evaluate(size, config) for size in sizes]
     product = 1
     for value in values:

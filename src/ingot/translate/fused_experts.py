@@ -1,4 +1,4 @@
-"""Split the matrices that hold gate and up of all experts of a layer, as Qwen3-VL and Qwen3.5 are published."""
+"""Splitting of matrices that contain gate and up of all experts of a layer, as published for Qwen3-VL and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _PARTS = ("gate_proj", "up_proj")
 
 
 def split_fused_experts(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) -> Checkpoint:
-    """Return the checkpoint with ``gate_up_proj`` [experts, 2 * outputs, inputs] as ``gate_proj`` and ``up_proj``.
+    """Return the checkpoint with ``gate_up_proj`` [experts, 2 * outputs, inputs] split into ``gate_proj`` and
+    ``up_proj``.
 
-    Matrices that are stored transposed, [experts, inputs, 2 * outputs], are transposed. Families whose experts
-    alternate gate and up (``Family.interleaved``) are unchanged.
+    Matrices that are stored transposed, [experts, inputs, 2 * outputs], are transposed. Families whose columns
+    alternate between gate and up (``Family.interleaved``) are unchanged.
 
     Raises ``UnsupportedError`` ``architecture.rows``: tensors of other shapes, or a missing tensor;
     ``architecture.config``.
@@ -56,9 +57,9 @@ def split_fused_experts(checkpoint: Checkpoint, config: Mapping[str, Any], famil
 
 
 def _is_transposed(checkpoint: Checkpoint, names: Mapping[str, str], config: Mapping[str, Any]) -> bool:
-    """Return whether a layer's matrices have inputs before outputs.
+    """Return whether a layer's matrices are stored as [inputs, outputs].
 
-    Square matrices fit both orders; at most one of the two matrices is square.
+    The matrix that is not square decides; at most one of the two is square.
     """
     hidden = integer(config, "hidden_size")
     inner = integer(config, "moe_intermediate_size")

@@ -1,4 +1,4 @@
-"""Convert hyperparameters: ``config.json`` to GGUF metadata and back."""
+"""Conversion of hyperparameters between ``config.json`` and GGUF metadata."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def to_metadata(
     Raises
     ------
     UnsupportedError
-        ``architecture.config``: a number that every model needs is missing or invalid; attention in both
-        directions, which is another architecture.
+        ``architecture.config``: a required number is missing or invalid, or attention is bidirectional, which is
+        another architecture.
     """
     for key in family.required:
         integer(config, key)
@@ -128,9 +128,9 @@ def to_metadata(
 
 
 def _computed_metadata(config: Mapping[str, Any], family: Family, written: Collection[str]) -> Typed:
-    """Return the metadata whose values are formulas of several keys, and arrays with a value per layer.
+    """Return metadata whose values are formulas of several keys, and arrays with a value per layer.
 
-    Formulas of keys that are already ``written`` are defaults.
+    A formula is not evaluated for a key that is already ``written``.
     """
     arch = family.arch
     metadata: Typed = {
@@ -151,7 +151,7 @@ def _computed_metadata(config: Mapping[str, Any], family: Family, written: Colle
 
 
 def _require_one_direction(config: Mapping[str, Any], family: Family) -> None:
-    """Refuse Gemma with attention in both directions, which is a separate architecture in llama.cpp."""
+    """Raise an error for Gemma with bidirectional attention, which is a separate architecture in llama.cpp."""
     if config.get("use_bidirectional_attention") is True:
         raise UnsupportedError(
             f"{family.model_type} with use_bidirectional_attention is another architecture of llama.cpp "
@@ -161,7 +161,7 @@ def _require_one_direction(config: Mapping[str, Any], family: Family) -> None:
 
 
 def positions_before_tokens(config: Mapping[str, Any]) -> int:
-    """Return the count of positions up to the padding token's id, which no token uses.
+    """Return the number of position embeddings up to the padding token's id; no token uses them.
 
     Raises ``UnsupportedError`` ``architecture.config``: the id is out of range.
     """
@@ -180,13 +180,13 @@ def _full_key(name: str, family: Family) -> str:
 
 
 def _keys(family: Family) -> dict[str, tuple[str, str]]:
-    """Return the key of ``config.json`` and the type by GGUF key."""
+    """Return the key of ``config.json`` and the value's type for each GGUF key."""
     experts = ((family.expert_count, "expert_count", "u32"),) if family.experts else ()
     return {_full_key(name, family): (key, gguf_type) for key, name, gguf_type in (*_KEYS, *experts, *family.keys)}
 
 
 def read_keys(family: Family) -> frozenset[str]:
-    """Return the GGUF keys that ``to_config`` and ``pooling`` read, and keys that only repeat others."""
+    """Return the GGUF keys that ``to_config`` and ``pooling`` read, and redundant keys."""
     heads = [*_HEAD, *(f"{name}_mla" for name in _HEAD[:2])]
     windows = [settings.PATTERN] if family.window_pattern else []
     repeated = [
@@ -211,7 +211,7 @@ def read_keys(family: Family) -> frozenset[str]:
 
 
 def _with_usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the config with the family's usual key names, without keys that its routing method ignores."""
+    """Return the config with usual key names, without keys that the family's routing method ignores."""
     result = usual_keys(config, family)
     alternative_key = next((key for key in _EXPERT_COUNTS if config.get(key) is not None), None)
     if family.experts and alternative_key is not None and config.get(family.expert_count) is None:
@@ -222,7 +222,7 @@ def _with_usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any
 
 
 def usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the config with usual names for keys that the family names otherwise."""
+    """Return the config with the family's key names replaced by the usual ones."""
     family_names = set(family.aliases.values()) - set(family.aliases)
     result = {key: value for key, value in config.items() if key not in family_names}
     types = settings.layer_types(config)
@@ -233,7 +233,7 @@ def usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def family_keys(config: Mapping[str, Any], family: Family, original: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo ``usual_keys``. Keys that the original ``config.json`` has under the usual names keep them."""
+    """Undo ``usual_keys``, except for usual names that the ``original`` config uses."""
     usual = {key for key, name in family.aliases.items() if key in original and name not in original}
     renamed = {key if key in usual else family.aliases.get(key, key): value for key, value in config.items()}
     return dense_layers.without_implied_count(renamed, family, original)
@@ -249,8 +249,8 @@ def _head_sizes(config: Mapping[str, Any], family: Family) -> dict[str, int]:
 def _latent_sizes(config: Mapping[str, Any], *, parted: bool) -> dict[str, int]:
     """Return llama.cpp's sizes of keys and values that come from a latent vector.
 
-    If keys and values have separate matrices, llama.cpp computes them as one head of the latent vector's size, and the
-    keys with ``_mla`` hold the real sizes. If one matrix holds both, the sizes are the real ones.
+    If keys and values have separate matrices, llama.cpp computes them as one head of the latent vector's size. GGUF
+    keys with ``_mla`` then contain the real sizes. If they share a matrix, the sizes are the real ones.
     """
     rope, plain, value, rank = (integer(config, key) for key in _LATENT)
     sizes = {_HEAD[2]: rope}
@@ -305,7 +305,7 @@ def to_config(
 
 
 def _values_by_key(metadata: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the values of GGUF keys that each correspond to one key of ``config.json``."""
+    """Return the values of GGUF keys that correspond to exactly one key of ``config.json``."""
     implied = {f"{family.arch}.{name}" for name in (*family.fixed, *family.by_layer, *family.rows)}
     values: dict[str, Any] = {}
     for name, (key, gguf_type) in _keys(family).items():
@@ -316,7 +316,7 @@ def _values_by_key(metadata: Mapping[str, Any], family: Family) -> dict[str, Any
 
 
 def _drop_computed(config: dict[str, Any], metadata: Mapping[str, Any], family: Family) -> None:
-    """Remove keys whose values follow from other keys by the family's formulas."""
+    """Remove keys of the config whose values the family's formulas give."""
     keys = _keys(family)
     for name, formula in family.computed.items():
         full_name = f"{family.arch}.{name}"
@@ -352,7 +352,7 @@ def _has_separate_matrices(metadata: Mapping[str, Any], family: Family) -> bool:
 
 
 def latent_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the count of heads, the size of a key without its rotary part, and the size of a value.
+    """Return the number of heads, the size of a key without its rotary part, and the size of a value.
 
     Raises ``UnsupportedError`` ``architecture.config``.
     """
@@ -373,7 +373,7 @@ def _latent_config(metadata: Mapping[str, Any], family: Family, config: Mapping[
 
 
 def _completed(read: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was read, with the entries of nested objects that GGUF has no key for from the original."""
+    """Return ``read`` with entries of nested objects added from ``original``, if GGUF has no key for them."""
     return {
         key: {**before, **value}
         if isinstance(before := original.get(key), Mapping) and isinstance(value, Mapping) and key != "rope_parameters"
@@ -385,10 +385,10 @@ def _completed(read: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str
 def merge_configs(
     original: Mapping[str, Any], read: Mapping[str, Any], family: Family
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the original ``config.json`` updated to what the file contains now, and the keys that changed.
+    """Return the original ``config.json`` updated with ``read``, and the keys that changed.
 
-    ``read`` is what ``to_config`` returns. Rotary parameters have two spellings: if the numbers are equal, the
-    original spelling is kept.
+    ``read`` is a result of ``to_config``. Rotary parameters have two spellings: if the numbers are equal, the original
+    spelling stays.
     """
     result = dict(original)
     changed = list[str]()

@@ -1,9 +1,9 @@
 """Importance matrices of llama.cpp: mean squares of the inputs of each matrix, under llama.cpp's names.
 
 There are two file formats (llama.cpp, tools/imatrix). The GGUF format has ``general.type`` = ``imatrix`` and, per
-matrix, ``NAME.in_sum2`` f32 [experts, cols] with sums of squares and ``NAME.counts`` f32 [experts, 1] with counts of
-tokens. The older binary format is little-endian: i32 count of entries; per entry i32 length and bytes of the name, i32
-calls, i32 count of values, f32 values. These values are means times calls, of all experts one after the other.
+matrix, ``NAME.in_sum2`` f32 [experts, cols] with sums of squares and ``NAME.counts`` f32 [experts, 1] with numbers of
+tokens. The older binary format is little-endian: i32 number of entries; per entry i32 length and bytes of the name, i32
+calls, i32 number of values, f32 values. These values are means times calls, expert after expert.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _to_statistics(matrices: Mapping[str, tuple[Array, Array]], location: str) -
 
 
 def names_of(model: Checkpoint) -> dict[str, str]:
-    """Return the model's tensor names by llama.cpp's names; empty if the architecture is unsupported.
+    """Return the model's tensor names, keyed by llama.cpp's names; empty if the architecture is unsupported.
 
     Raises ``MissingExtraError`` if the package gguf is not installed, and the errors of reading ``config.json``.
     """
@@ -150,12 +150,12 @@ def names_of(model: Checkpoint) -> dict[str, str]:
 def write_imatrix(path: AnyPath, statistics: Statistics, model: Checkpoint, *, overwrite: bool = False) -> list[str]:
     """Write the mean squares of all matrices as a GGUF importance matrix under llama.cpp's names.
 
-    Returns the names of matrices that llama.cpp has no name for.
+    Returns the names of the matrices without a name in llama.cpp.
 
     Raises
     ------
     UnsupportedError, ResourceError
-        As ``ingot.save``.
+        The errors of ``ingot.save``.
     UsageError
         ``statistics.names``: the model's architecture is unsupported.
     """

@@ -1,4 +1,4 @@
-"""GGUF's keys and token types, and special tokens in ``tokenizer_config.json``.
+"""GGUF's keys and token types, and readers of special tokens in ``tokenizer_config.json``.
 
 Token types are those of llama.cpp (``llama-vocab.cpp``) and SentencePiece.
 """
@@ -50,13 +50,13 @@ READ = frozenset(
 
 
 def text_of(token: Any) -> str | None:
-    """Return the text of a token that a file states as text or as an object; None for anything else."""
+    """Return the text of a token, which JSON contains as a string or as an object; None for any other value."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else None
 
 
 def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[tuple[int, str, bool]]:
-    """Yield the id, the text and whether it is special, for each token outside of the vocabulary.
+    """Yield the id, the text and the flag "special" of each token outside of the vocabulary.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Parameters of layers that hold one number and that GGUF metadata hold as arrays, such as those of xIELU."""
+"""Scalar parameters of layers, such as those of xIELU, which GGUF metadata contain as arrays with a value per layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULE = "architecture.rows"
 
 
 def to_metadata(checkpoint: Checkpoint, family: Family) -> Typed:
-    """Return the arrays with the number of each layer, by GGUF key.
+    """Return an array with the scalar of each layer, by GGUF key.
 
     Raises ``UnsupportedError`` ``architecture.rows``: a parameter has several numbers, or a layer lacks it.
     """
@@ -41,7 +41,7 @@ def to_metadata(checkpoint: Checkpoint, family: Family) -> Typed:
 
 
 def add_tensors(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: Family, main_dtype: str) -> Checkpoint:
-    """Return the checkpoint with the parameters that metadata hold, in ``main_dtype`` if it holds them exactly.
+    """Return the checkpoint with the scalars of the metadata as tensors, in ``main_dtype`` if that is exact.
 
     Raises ``UnsupportedError`` ``architecture.config``: the metadata lack an array.
     """

@@ -1,9 +1,8 @@
-"""The ``config.json`` that mlx_lm reads, from the one that transformers 5 writes.
+"""The ``config.json`` that mlx_lm reads, computed from that of transformers 5.
 
-mlx_lm's modules read the keys of earlier releases: ``rope_theta`` and ``rope_scaling`` next to the others, where
-transformers 5 has one object ``rope_parameters``, and keys that transformers leaves out at their default. A key that a
-module does not find has the module's default, which may differ. Other keys
-that exist are unchanged, except for values that transformers 5 has renamed.
+mlx_lm's modules read the keys of earlier releases: ``rope_theta`` and ``rope_scaling`` instead of the object
+``rope_parameters``, and keys that transformers omits if they have the default value. If a key is missing, a module uses
+its own default, which may differ. All other keys stay, except for values that transformers 5 has renamed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Value = Callable[[Mapping[str, Any]], Any]
 
 
 def config_for_mlx(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a ``config.json`` with the keys that mlx_lm reads; the other keys are unchanged."""
+    """Return ``config`` with the keys that mlx_lm reads; the other keys are unchanged."""
     text = config.get("text_config")
     if isinstance(text, Mapping):
         return {**config, "text_config": _with_missing_keys(text, str(text.get("model_type")))}
@@ -89,7 +88,7 @@ def _rotary_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _period(config: Mapping[str, Any]) -> int | None:
-    """Return after how many layers one sees all tokens, if ``layer_types`` repeats so."""
+    """Return the period of ``layer_types`` if the last layer of each period has full attention; else None."""
     layers = config.get("layer_types")
     if not isinstance(layers, list) or _FULL not in layers:
         return None
@@ -107,7 +106,7 @@ def _sparse_layers(config: Mapping[str, Any]) -> list[bool] | None:
 
 
 def _flags(key: str, item: str) -> Value:
-    """Return the function for a list of 1 for the layers whose entry under ``key`` is ``item``, else 0."""
+    """Return a function that gives a list with 1 for each layer whose entry under ``key`` is ``item``, else 0."""
 
     def flags(config: Mapping[str, Any]) -> list[int] | None:
         layers = config.get(key)
@@ -122,7 +121,7 @@ def _expanded_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _unscaled_yarn(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scaling by 1 for a module that cannot do without one."""
+    """Return YaRN parameters with the factor 1, for a module that requires a scaling."""
     positions = config.get("max_position_embeddings")
     return {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": positions}
 

@@ -1,4 +1,4 @@
-"""Families that mlx_lm 0.32 opens: the values of ``model_type`` that have a module, or that it maps to one."""
+"""The model types that mlx_lm 0.32 supports, by a module or by a mapping to a module, and their requirements."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ VERSION: str = _TABLE["version"]
 
 
 def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
-    """Return a model folder's checkpoint without the tensors that mlx_lm has no module for and would refuse.
+    """Return a model folder's checkpoint without the tensors that mlx_lm would refuse.
 
-    The view drops tensors that no module of their family uses, if Ingot translates the family.
+    If Ingot translates the family, the view drops the tensors that no module of the family uses.
 
     Raises ``UnsupportedError`` ``architecture.unknown``.
     """
@@ -65,7 +65,7 @@ def for_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
 
 
 def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any], *, no_tokenizer: bool = False) -> View:
-    """Return a model folder's checkpoint with the tensors of mlx_lm's module and the ``config.json`` that it reads.
+    """Return a model folder's checkpoint with the tensors and the ``config.json`` that mlx_lm's module reads.
 
     If ``no_tokenizer`` is true, a ``tokenizer.json`` that no program reads is accepted.
 
@@ -90,7 +90,9 @@ def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any], *, no_token
 
 
 def _require_tokenizer(checkpoint: Checkpoint) -> None:
-    """Raise ``UnsupportedError`` ``architecture.tokenizer`` if ``tokenizers`` does not read ``tokenizer.json``."""
+    """Raise ``UnsupportedError`` ``architecture.tokenizer`` if the package tokenizers cannot read
+    ``tokenizer.json``.
+    """
     path = checkpoint.companions.get(TOKENIZER)
     if path is None:
         return
@@ -118,7 +120,7 @@ def _require_keys(config: Mapping[str, Any], location: str) -> None:
 
 
 def require_packable(config: Mapping[str, Any], names: Collection[str], location: str) -> None:
-    """Raise ``UnsupportedError`` ``architecture.unknown`` if mlx_lm's module needs one of the tensors dense."""
+    """Raise ``UnsupportedError`` ``architecture.unknown`` if mlx_lm's module requires a tensor of ``names`` dense."""
     if names and (reason := why_unpackable(config, names)):
         raise UnsupportedError(
             f"{reason}; write the folder without a recipe, or with one that keeps them, or pass --keep-names",
@@ -138,7 +140,7 @@ def with_config_text(checkpoint: Checkpoint, text: str) -> Checkpoint:
 
 
 def require_mlx_family(config: Mapping[str, Any], location: str) -> None:
-    """Raise ``UnsupportedError`` ``architecture.unknown`` unless mlx_lm opens a model folder's family."""
+    """Raise ``UnsupportedError`` ``architecture.unknown`` unless mlx_lm supports the family in ``config.json``."""
     if not config:
         raise UnsupportedError(
             "there is no config.json, which mlx_lm needs to open a folder; convert the model's folder, or pass "
@@ -166,13 +168,13 @@ def module_of(model_type: str) -> str | None:
 
 
 def is_opened(config: Mapping[str, Any]) -> bool:
-    """Return whether mlx_lm has a module for the family in ``config.json``, or the model ships a ``model_file``."""
+    """Return whether mlx_lm supports the family in ``config.json``, or the model contains its own ``model_file``."""
     model_type = config.get("model_type")
     return model_type in MODULES or model_type in REMAPPED or "model_file" in config
 
 
 def _ignored(checkpoint: Checkpoint, name: str, meaning: str) -> Omission:
-    """Return why a tensor that mlx_lm drops is omitted: superseded if its values are 0."""
+    """Return the omission of a tensor that mlx_lm drops: superseded if its values are 0, else dropped."""
     is_zero = checkpoint[name].size <= _MAX_IGNORED and not checkpoint[name].numpy("f32").any()
     return Omission(f"{PROGRAM} does not compute {meaning}", superseded=is_zero)
 
@@ -200,7 +202,7 @@ def _omission_of(name: str, family: Family, config: Mapping[str, Any]) -> Omissi
 
 
 def _is_dropped_layer(layer: str, family: Family) -> bool:
-    """Return whether mlx_lm itself drops this layer, which predicts further tokens."""
+    """Return whether mlx_lm drops this layer because it only predicts further tokens."""
     return family.model_type == "deepseek_v3" and layer == "61"
 
 

@@ -1,8 +1,8 @@
 """Names and shapes of tensors in mlx_lm's modules, and the views between them and transformers' tensors.
 
-mlx_lm converts transformers' tensors when it loads them (``Model.sanitize``), but most modules convert dense tensors
-alone: scales of packed experts stay behind. A folder for mlx_lm therefore has the tensors of its modules, which
-``sanitize`` leaves as they are. The rules state for each family what ``sanitize`` does.
+mlx_lm converts transformers' tensors when it loads them (``Model.sanitize``), but most modules convert only dense
+tensors and ignore the scales of packed experts. A folder for mlx_lm therefore has the tensors of its modules, which
+``sanitize`` does not change. The rules state for each family what ``sanitize`` does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNTRANSPOSED = ".untransposed"
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """The names of experts: one matrix per expert ``{prefix}.N.{part}``, and stacked ``{stacked}.{part of mlx_lm}``."""
+    """The names of experts: ``{prefix}.N.{part}`` for separate matrices, ``{stacked}.{part of mlx_lm}`` for stacks."""
 
     prefix: str = "mlp.experts"
     stacked: str = "mlp.switch_mlp"
@@ -44,33 +44,33 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class MlxRules:
-    """How the tensors of one family differ in mlx_lm. Names are those of transformers, within a layer if not stated.
+    """The differences of one family's tensors in mlx_lm. Names are those of transformers, within a layer unless noted.
 
     Parameters
     ----------
     experts : ExpertNames, optional
     halves : mapping
-        Tensors whose rows are two tensors in mlx_lm, and the names of the two.
+        Tensors whose rows are split into two tensors in mlx_lm, and the names of the two.
     modules : mapping
-        Names of modules or parameters that are other names in mlx_lm.
+        mlx_lm's names of modules or parameters.
     prefixes : sequence of (prefix, prefix in mlx_lm)
         Beginnings of full names; the first that matches is replaced.
     transposed : tuple of str
-        Matrices that are stored transposed.
+        Matrices that mlx_lm stores transposed.
     convolutions : tuple of str
         Endings of weights [channels, 1, width], in mlx_lm [channels, width, 1].
     shifted : tuple of str
-        Endings of norms that mlx_lm stores with 1 added, if there is an unconverted convolution.
+        Endings of norms to which mlx_lm adds 1, if there is an unconverted convolution.
     scalars : tuple of str
-        Endings of tensors of shape [1], which have no dimension in mlx_lm.
+        Endings of tensors of shape [1], which have shape [] in mlx_lm.
     latent : bool
         Whether mlx_lm splits ``kv_b_proj`` by heads.
     ignored : mapping
-        Endings of tensors that mlx_lm drops although transformers computes with them, and what they are.
+        Endings of tensors that mlx_lm drops although transformers uses them, and a description of each.
     packable : str
         Why the family's matrices cannot be packed; empty if they can.
     differs : str
-        How mlx_lm computes otherwise than transformers; empty if logits are equal.
+        The difference between mlx_lm's and transformers' computation; empty if logits are equal.
     """
 
     experts: ExpertNames | None = None
@@ -182,9 +182,9 @@ RULES: Mapping[str, MlxRules] = {
 
 
 def rules_of(config: Mapping[str, Any]) -> MlxRules | None:
-    """Return the rules of the family in ``config.json``; None if they are not known.
+    """Return the rules of the family in ``config.json``; None if there are none.
 
-    The layers of Granite have one matrix of gate and up in place of experts if ``num_local_experts`` is 0.
+    If ``num_local_experts`` is 0, the layers of Granite have one matrix of gate and up instead of experts.
     """
     rules = RULES.get(str(config.get("model_type")))
     if rules is not None and config.get("model_type") == "granitemoehybrid" and not config.get("num_local_experts"):
@@ -193,7 +193,7 @@ def rules_of(config: Mapping[str, Any]) -> MlxRules | None:
 
 
 def why_unopened(config: Mapping[str, Any], names: Collection[str]) -> str:
-    """Return why mlx_lm's module does not load a model with this config and these tensors; empty if it does."""
+    """Return why mlx_lm's module cannot load a model with this config and these tensors; empty if it can."""
     model_type = config.get("model_type")
     if model_type == "phimoe" and not (config.get("attention_bias") and config.get("lm_head_bias")):
         return "mlx_lm's phimoe has biases of attention and of the head, this model has none"
@@ -207,7 +207,7 @@ def why_unopened(config: Mapping[str, Any], names: Collection[str]) -> str:
 
 
 def why_unpackable(config: Mapping[str, Any], names: Collection[str]) -> str:
-    """Return why mlx_lm's module cannot have these tensors packed; empty if it can."""
+    """Return why mlx_lm's module requires these tensors dense; empty if they can be packed."""
     rules = rules_of(config)
     if rules is not None and rules.packable:
         return rules.packable
@@ -217,9 +217,10 @@ def why_unpackable(config: Mapping[str, Any], names: Collection[str]) -> str:
 
 
 def to_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
-    """Return transformers' tensors with the names and shapes of mlx_lm's module; other tensors are unchanged.
+    """Return transformers' tensors with the names and shapes of mlx_lm's module.
 
-    Raises ``UnsupportedError`` ``architecture.rows``: a missing expert, or a tensor of another shape.
+    Tensors without a rule are unchanged. Raises ``UnsupportedError`` ``architecture.rows``: a missing expert, or a
+    tensor of another shape.
     """
     rules = rules_of(config)
     if rules is None:
@@ -245,7 +246,7 @@ def to_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
 
 
 def _arranged(checkpoint: Checkpoint, rules: MlxRules, names: _MlxNames, config: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint with the tensors that mlx_lm transposes, splits and stacks, before they are renamed."""
+    """Return the checkpoint with tensors transposed, split and stacked as in mlx_lm, under transformers' names."""
     view = checkpoint
     if rules.transposed and (matrices := {name: name for name in view if names.is_transposed(name, view)}):
         view = transpose(view, matrices)
@@ -260,8 +261,7 @@ def _arranged(checkpoint: Checkpoint, rules: MlxRules, names: _MlxNames, config:
 def from_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
     """Undo ``to_mlx``. Tensors that already have transformers' names are unchanged.
 
-    Raises ``UnsupportedError`` ``architecture.rows``: a tensor of another shape, or one half of a pair without the
-    other.
+    Raises ``UnsupportedError`` ``architecture.rows``: a tensor of another shape, or a missing half of a pair.
     """
     rules = rules_of(config)
     if rules is None:
@@ -292,7 +292,7 @@ def from_mlx(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
 
 
 class _MlxNames:
-    """The names of one family's tensors on both sides."""
+    """The tensor names of one family in transformers and in mlx_lm."""
 
     def __init__(self, rules: MlxRules) -> None:
         self._rules = rules
@@ -325,7 +325,7 @@ class _MlxNames:
         return None if match is None or pair is None else (match[1] + pair[0], match[1] + pair[1])
 
     def pairs(self, view: Checkpoint) -> Iterator[tuple[str, tuple[tuple[int, ...], dict[str, Units]]]]:
-        """Yield the tensors to be joined from two halves."""
+        """Yield each tensor that is joined from two halves."""
         for name in view:
             match = _LAYER.fullmatch(name)
             for joined, (first, second) in self._rules.halves.items():
@@ -333,7 +333,7 @@ class _MlxNames:
                     yield match[1] + joined, _joined(view, name, match[1] + second)
 
     def stacks(self, view: Checkpoint) -> dict[str, list[str]]:
-        """Return the names of experts' matrices by the name of their stack, before ``to_mlx``."""
+        """Return the names of experts' matrices, keyed by the name of their stack before ``to_mlx``."""
         experts = self._rules.experts
         if experts is None or self._expert is None:
             return {}
@@ -388,9 +388,9 @@ _UNEMBED = ".self_attn.unembed_out.weight"
 
 
 def _latent_slices(view: Checkpoint, config: Mapping[str, Any]) -> dict[str, dict[str, UnitSelection]]:
-    """Return the two tensors in each dense ``kv_b_proj`` [heads * (key + value), latent].
+    """Return the slices for keys and values of each dense ``kv_b_proj`` [heads * (key + value), latent].
 
-    mlx_lm decodes packed ones itself.
+    mlx_lm splits packed matrices itself.
     """
     names = [name for name in view if name.endswith(_KV) and view[name].codec == DenseLayout.codec]
     if not names:
@@ -484,7 +484,7 @@ def _is_last_one(shape: tuple[int, ...]) -> bool:
 
 
 def _scalars(view: Checkpoint, rules: MlxRules, shape: tuple[int, ...]) -> list[str]:
-    """Return the names of scalars that have this shape."""
+    """Return the names of the family's scalars whose shape is ``shape``."""
     return [name for name in view if rules.scalars and name.endswith(rules.scalars) and view[name].shape == shape]
 
 
@@ -493,13 +493,15 @@ def _is_shifted(view: Checkpoint, name: str, rules: MlxRules) -> bool:
 
 
 def _reshaped(view: Checkpoint, name: str, *, last: bool) -> Change:
-    """Return the change of a weight [channels, 1, width]; in mlx_lm it is [channels, width, 1]."""
+    """Return the change of shape of a convolution's weight, which is [channels, 1, width], in mlx_lm [channels, width,
+    1].
+    """
     channels, *sizes = view[name].shape
     width = max(sizes)
     return Change(view[name].dtype, shape=(channels, width, 1) if last else (channels, 1, width))
 
 
 def _is_reversible(view: Checkpoint, name: str, planned: Change) -> bool:
-    """Return whether subtracting what was added restores every bit."""
+    """Return whether subtracting the added number restores the exact values."""
     values = cast(planned.values(view[name]), "f32")
     return bool(np.array_equal(values - np.float32(planned.plus), view[name].numpy("f32")))

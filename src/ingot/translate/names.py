@@ -1,4 +1,4 @@
-"""Translate tensor names between transformers and llama.cpp, by the tables of the package gguf."""
+"""Translation of tensor names between transformers and llama.cpp, by the tables of the package gguf."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Expert(NamedTuple):
 
 
 class Names:
-    """Translates the tensor names of one family.
+    """The translation of one family's tensor names.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Names:
         self._named = {gguf_name: model_name for model_name, gguf_name in family.names.items()}
 
     def layer(self, name: str) -> tuple[int, str] | None:
-        """Return the index of the layer that a transformers tensor belongs to, and its name within the layer."""
+        """Return the index of a transformers tensor's layer, and the name within the layer; None outside of layers."""
         match = self._layer.fullmatch(name.removeprefix(self._family.base))
         return None if match is None else (int(match[1]), match[2])
 
@@ -89,7 +89,9 @@ class Names:
         return _join(gguf_name and f"blk.{index}.{gguf_name.removeprefix('blk.0.')}", parameter)
 
     def _name_outside_of_the_table(self, module: str, parameter: str) -> str | None:
-        """Return llama.cpp's name for a module that stacks all experts, or that only a layer for further tokens has."""
+        """Return llama.cpp's name of a module that gguf's table lacks: stacked experts, and layers that predict further
+        tokens.
+        """
         if self._family.predicts and module in next_token.MODULES:
             return next_token.MODULES[module]
         experts = self._family.experts
@@ -99,7 +101,7 @@ class Names:
         return f"ffn_{experts.modules[last]}_exps"
 
     def _is_supported(self, module: str, parameter: str) -> bool:
-        """Return whether llama.cpp has this parameter of a module: it supports biases of only some modules."""
+        """Return whether llama.cpp has this parameter of a module; it has biases only for certain modules."""
         biased = self._family.biased
         return parameter != _BIAS or biased is None or module in biased
 
@@ -124,7 +126,7 @@ class Names:
         return f"{self._base}{self._family.block}.{int(block[1])}.{inner}"
 
     def expert(self, name: str) -> Expert | None:
-        """Return the expert that a tensor belongs to, by transformers' name; None if it belongs to no expert."""
+        """Return the expert of a tensor with a transformers name; None if the tensor belongs to no expert."""
         experts = self._family.experts
         layer = self.layer(name)
         if experts is None or layer is None or not layer[1].startswith(f"{experts.prefix}."):

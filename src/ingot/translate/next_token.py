@@ -1,4 +1,6 @@
-"""Layers after a model's own that predict further tokens (``num_nextn_predict_layers``), which llama.cpp reads."""
+"""Layers that predict further tokens (``num_nextn_predict_layers``), which llama.cpp stores after the model's
+layers.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _SECOND_LAYER = re.compile(r"mtp\.layers\.[1-9]")
 def with_layers(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) -> Checkpoint:
     """Return the checkpoint with Qwen's ``mtp.*`` as a layer after the model's own.
 
-    A model with several such layers, and one of a family without them in llama.cpp, is unchanged.
+    The checkpoint is unchanged if it has several ``mtp`` layers, or if llama.cpp does not support them for the family.
     """
     layers = config.get(LAYERS)
     if not family.predicts or type(layers) is not int or any(map(_SECOND_LAYER.match, checkpoint)):
@@ -74,7 +76,7 @@ def without_layers(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fa
 
 
 def count_layers(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) -> int:
-    """Return how many layers after the model's own the file gets; 0 if llama.cpp reads none of the family.
+    """Return the number of predicting layers in the GGUF file; 0 if llama.cpp supports none for the family.
 
     Raises ``UnsupportedError`` ``model.missing-tensor``: such a layer lacks a tensor.
     """
@@ -105,7 +107,7 @@ def count_layers(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fami
 
 
 def _layer_contents(checkpoint: Checkpoint, pattern: re.Pattern[str], layers: int) -> set[frozenset[str]]:
-    """Return the different sets of names within the model's own layers."""
+    """Return the distinct sets of tensor names within the model's own layers."""
     contents: dict[int, set[str]] = {}
     for name in checkpoint:
         match = pattern.fullmatch(name)
@@ -115,7 +117,7 @@ def _layer_contents(checkpoint: Checkpoint, pattern: re.Pattern[str], layers: in
 
 
 def to_metadata(count: int, config: Mapping[str, Any], family: Family) -> Typed:
-    """Return the GGUF metadata of a model with ``count`` such layers; nothing for 0."""
+    """Return the GGUF metadata of a model with ``count`` such layers; empty for 0."""
     if not count:
         return {}
     return {
@@ -125,7 +127,7 @@ def to_metadata(count: int, config: Mapping[str, Any], family: Family) -> Typed:
 
 
 def to_config(metadata: Mapping[str, Any], family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with the counts of the model's own layers and of those that predict further tokens."""
+    """Return the config with the numbers of the model's own layers and of layers that predict further tokens."""
     count = metadata.get(f"{family.arch}.{KEY}")
     layers = config.get(LAYERS)
     if type(count) is not int or type(layers) is not int or not 0 < count < layers:

@@ -1,7 +1,7 @@
 """Views that slice a model for one rank of tensor parallelism, as vLLM and Megatron do (``spec/parallel.md``).
 
 Matrices that produce a split dimension are cut by rows, matrices that consume it by columns. Packed tensors stay
-packed; a cut that would require decoding is refused.
+packed; a slice that would require decoding is refused.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class _AttentionSizes:
-    """Sizes that the cuts of attention depend on: query heads, key-value heads, and the size of a head."""
+    """The numbers of query heads and key-value heads, and the size of a head."""
 
     heads: int
     key_heads: int
@@ -75,9 +75,9 @@ def slice_for_rank(checkpoint: Checkpoint, rank: Rank) -> Checkpoint:
     Raises
     ------
     UnsupportedError
-        ``parallel.config``: no ``config.json`` next to the model. ``architecture.config``: its counts of heads are no
-        integers. ``parallel.tensor``: a tensor whose role in the model is unknown. ``parallel.heads``,
-        ``parallel.cut``: heads, rows, columns or groups that the number of ranks does not divide.
+        ``parallel.config``: there is no ``config.json`` next to the model. ``architecture.config``: its numbers of
+        heads are not integers. ``parallel.tensor``: a tensor whose role in the model is unknown. ``parallel.heads``,
+        ``parallel.cut``: the number of ranks does not divide the heads, rows, columns or groups.
     """
     files = companions.read_files({key: path for key, path in checkpoint.companions.items() if key == CONFIG})
     config = companions.parse_file(files, CONFIG)
@@ -102,7 +102,10 @@ def slice_for_rank(checkpoint: Checkpoint, rank: Rank) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Runs of rows (first row, count) followed by ``zeros`` zero rows; without runs, the rank's columns."""
+    """Runs of rows (first row, number of rows), followed by ``zeros`` zero rows.
+
+    If there are no runs, the rank gets its share of the columns.
+    """
 
     rows: Sequence[tuple[int, int]] = ()
     zeros: int = 0
@@ -118,7 +121,7 @@ def _attention_sizes(config: Mapping[str, Any], size: int) -> _AttentionSizes:
 
 
 def _cut(name: str, tensor: Tensor, sizes: _AttentionSizes, rank: Rank) -> _Cut | None:
-    """Return a rank's cut of a tensor; None if each rank holds the whole tensor."""
+    """Return a rank's cut of a tensor; None if every rank has the full tensor."""
     match = _PARAMETER.fullmatch(name)
     module = match[1] if match is not None else name.rpartition(".")[2]
     vector = len(tensor.shape) == 1
@@ -152,7 +155,7 @@ def _rows(name: str, module: str, tensor: Tensor, sizes: _AttentionSizes, rank: 
 
 
 def _equal_share(name: str, rows: int, units: int, rank: Rank) -> _Cut:
-    """Return an equal share of the rows, which must be a multiple of ``units`` (heads, or ranks)."""
+    """Return an equal share of the rows; their number must be a multiple of ``units`` (heads, or ranks)."""
     if rows % units or rows % rank.size:
         _refuse_division("parallel.cut", f"{rows} rows", rows, rank.size, name)
     return _Cut(((rank.rank * (rows // rank.size), rows // rank.size),))
@@ -235,7 +238,7 @@ def _as_row_layout(tensor: Tensor) -> Tensor:
 
 
 def _require_packed(sliced: Tensor, tensor: Tensor, rank: Rank) -> Tensor:
-    """Return a slice; refuse one that would have to be decoded."""
+    """Return a slice; raise an error if a packed tensor would have to be decoded for it."""
     if sliced.codec != DenseLayout.codec or tensor.codec == DenseLayout.codec:
         return sliced
     sizes = [size for size in range(2, rank.size) if _is_packed_slice(tensor, size)]

@@ -1,6 +1,6 @@
-"""Pooling of an encoder's token vectors into one vector: sentence-transformers' modules, and GGUF's keys.
+"""Conversion of an encoder's pooling between sentence-transformers' modules and GGUF metadata.
 
-Pooling types are numbered as in llama.cpp (``llama.h``).
+Pooling types have the numbers of llama.cpp (``llama.h``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NORMALIZE = "Normalize"
 
 
 class Pooling:
-    """The pooling that a folder's files describe.
+    """The pooling of an encoder, read from a folder's files.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class Pooling:
     Attributes
     ----------
     pooling_type : int or None
-        llama.cpp's pooling type; None if no file states the pooling.
+        llama.cpp's pooling type; None if no file declares the pooling.
     missing : dict
-        Modules after pooling that llama.cpp does not have, by their folders: they change the vector.
+        Modules after pooling that llama.cpp lacks, by their folders: they change the vector.
     notes : list of str
     """
 

@@ -1,4 +1,4 @@
-"""Identify the pre-tokenizer of a byte-level BPE: by its steps, otherwise by how it splits and tokenizes probe texts.
+"""Identification of the pre-tokenizer of a byte-level BPE, by its steps or by how it splits probe texts.
 
 The probe texts are in more than 20 languages, and contain code, numbers, spaces and emoji. The package ``tokenizers``
 splits them. It is needed only for steps that ``pretokenizers`` does not list.
@@ -33,7 +33,7 @@ class Identified(NamedTuple):
     Parameters
     ----------
     match : Match or None
-        llama.cpp's name; None if it has no pre-tokenizer with the same tokens.
+        llama.cpp's name; None if no pre-tokenizer of llama.cpp gives the same tokens.
     reason : str
         Why there is no name.
     """
@@ -43,7 +43,7 @@ class Identified(NamedTuple):
 
 
 def identify(tokenizer: Mapping[str, Any]) -> Identified:
-    """Return llama.cpp's name for the pre-tokenizer of a byte-level BPE in the form of ``tokenizer.json``."""
+    """Return llama.cpp's name for the pre-tokenizer in a ``tokenizer.json`` with a byte-level BPE."""
     ignore_merges = tokenizer["model"].get("ignore_merges") is True
     if not other_normalizers(tokenizer):
         match = pretokenizers.match_steps(tokenizer.get("pre_tokenizer"), ignore_merges=ignore_merges)
@@ -76,7 +76,7 @@ def _normalizers(tokenizer: Mapping[str, Any]) -> list[str]:
 
 
 def _identify_by_words(library: Any, tokenizer: Mapping[str, Any], *, ignore_merges: bool) -> Identified:
-    """Compare the words that the pre-tokenizer makes of the probe texts; then the tokens."""
+    """Return the name whose words for the probe texts are equal; if there is none, compare tokens."""
     source = _splitter(library, tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"))
     texts = list(TEXTS)
     if source.normalizer is not None:
@@ -118,7 +118,7 @@ def _words(splitter: Any, text: str) -> list[str]:
 
 
 def _match_tokens(library: Any, tokenizer: Mapping[str, Any], texts: list[str], *, ignore_merges: bool) -> Match | None:
-    """Return the name whose words differ but give the same tokens, for the probe texts and for each token's text."""
+    """Return a name whose words differ but give the same tokens, for the probe texts and for the text of each token."""
     merged = library.Tokenizer.from_str(json.dumps(tokenizer))
     source = (merged.normalizer, merged.pre_tokenizer)
     expected = _ids(merged, source, texts)
@@ -142,7 +142,7 @@ def _match_tokens(library: Any, tokenizer: Mapping[str, Any], texts: list[str], 
 
 
 def _ids(tokenizer: Any, steps: tuple[Any, Any], texts: Iterable[str]) -> list[list[int]]:
-    """Return the tokens of texts with another normalizer and pre-tokenizer, which the tokenizer keeps."""
+    """Return the tokens of texts with another normalizer and pre-tokenizer; ``tokenizer`` is changed permanently."""
     tokenizer.normalizer = steps[0]
     tokenizer.pre_tokenizer = steps[1]
     tokenizer.no_padding()

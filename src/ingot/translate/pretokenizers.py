@@ -1,4 +1,4 @@
-"""Pre-tokenizers of byte-level BPE: llama.cpp's names, and the regular expressions that each name stands for.
+"""Pre-tokenizers of byte-level BPE: llama.cpp's names, and the regular expressions of each name.
 
 The names and their behaviour are those of ``llama-vocab.cpp`` and ``unicode.cpp``. The expressions are written for the
 package ``tokenizers``. If llama.cpp approximates a model's published expressions, ``STEPS`` has the approximation, and
@@ -17,7 +17,7 @@ class Steps(NamedTuple):
     Parameters
     ----------
     splits : tuple of str
-        Regular expressions to split at, in order.
+        Regular expressions at which text is split, in order.
     ignore_merges : bool
         Whether a word that is a token is never built by merges.
     bytewise : bool
@@ -30,7 +30,7 @@ class Steps(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A name for a tokenizer's pre-tokenizer.
+    """llama.cpp's name for a tokenizer's pre-tokenizer.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ _LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _cased(upper: str, lower: str, suffix: str = _SHORT + "?", digits: str = r"\p{N}{1,3}") -> str:
-    """Return the expression of GPT-4o for classes of upper and lower case letters."""
+    """Return GPT-4o's expression with the given character classes of upper-case and lower-case letters."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = f"{before}[{upper}]*[{lower}]+{suffix}|{before}[{upper}]+[{lower}]*{suffix}"
     return f"{words}|{digits}|{_SIGNS}{_END}"
@@ -228,12 +228,12 @@ _FALCON_PUBLISHED: Mapping[str, Any] = {
 
 
 def steps_of(name: str) -> Steps | None:
-    """Return the steps for one of llama.cpp's names; None if the name is unsupported."""
+    """Return the steps of one of llama.cpp's names; None if Ingot does not support the name."""
     return STEPS.get(ALIASES.get(name, name))
 
 
 def candidates(*, ignore_merges: bool) -> Iterator[tuple[Match, tuple[str, ...]]]:
-    """Yield names with their expressions: first the names whose ``ignore_merges`` is the given one."""
+    """Yield all names with their expressions; names with the given ``ignore_merges`` come first."""
     names = [name for name, steps in STEPS.items() if steps.bytewise]
     for name in sorted(names, key=lambda name: STEPS[name].ignore_merges != ignore_merges):
         yield Match(name), STEPS[name].splits
@@ -242,7 +242,7 @@ def candidates(*, ignore_merges: bool) -> Iterator[tuple[Match, tuple[str, ...]]
 
 
 def match_steps(value: Any, *, ignore_merges: bool) -> Match | None:
-    """Return llama.cpp's name for a ``pre_tokenizer`` whose steps are those of the table; None if there is none.
+    """Return llama.cpp's name for a ``pre_tokenizer`` whose steps are in the table; None if they are not.
 
     ``ignore_merges``: whether a word that is a token is never built by merges.
     """
@@ -256,7 +256,7 @@ def match_steps(value: Any, *, ignore_merges: bool) -> Match | None:
 
 
 def normalized_steps(value: Any) -> list[tuple[Any, ...]]:
-    """Return the parameters of the steps of a ``pre_tokenizer``, with the defaults of ``tokenizers``."""
+    """Return the parameters of each step of a ``pre_tokenizer``, with the defaults of ``tokenizers`` filled in."""
     steps = value.get("pretokenizers", [value]) if isinstance(value, Mapping) else []
     return [part for step in steps for part in _normalized_step(step)] if isinstance(steps, list) else []
 

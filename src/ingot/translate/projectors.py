@@ -1,6 +1,6 @@
-"""The vision part of a model of several parts, as an ``mmproj`` file of llama.cpp (``spec/architectures.md``).
+"""The vision model of a multimodal model as an ``mmproj`` file of llama.cpp (``spec/architectures.md``).
 
-``projectors.toml`` has a record per model type: names, transforms and settings that llama.cpp's graphs assume.
+``projectors.toml`` has a record per model type: names, transforms, and settings that llama.cpp's graphs assume.
 """
 
 from __future__ import annotations
@@ -74,25 +74,25 @@ class Projector:
     layer, ends : mapping
         llama.cpp's names of modules and parameters, in a layer without ``v.blk.N.``, and outside of layers.
     epsilon : str or float
-        The key of ``vision_config`` with the norms' epsilon, or the value that transformers' class has.
+        The key of ``vision_config`` for the norms' epsilon, or the value in transformers' class.
     steps : tuple of Step
         Transforms before names are translated.
     unused : tuple of str
         Name prefixes of tensors that neither program needs for image tokens.
     aliases : mapping
-        Usual keys of ``vision_config``, and the names that the family has for them.
+        Usual keys of ``vision_config``, and the family's names for them.
     defaults : mapping
         transformers' defaults of ``vision_config``.
     products : mapping
-        Usual keys that are formulas of others.
+        Usual keys that are formulas of other keys.
     requires : mapping
         Values that llama.cpp's graph assumes; keys begin with ``outer.`` or ``text.`` outside of ``vision_config``.
     counts : mapping
         Further keys under ``clip.vision``, with the key of the config and the default.
     break_token : str
-        Token whose row of the embedding the file contains.
+        A token whose row of the embedding is stored in the file.
     note : str
-        How llama.cpp treats images otherwise than transformers.
+        The difference between llama.cpp's and transformers' treatment of images.
     """
 
     projector: str
@@ -142,12 +142,12 @@ PROJECTORS: Mapping[str, Projector] = _read_projectors()
 
 
 def to_mmproj(checkpoint: Checkpoint) -> View:
-    """Return the vision part of a model folder with llama.cpp's tensors and metadata.
+    """Return the vision model of a model folder with llama.cpp's tensors and metadata.
 
     Raises
     ------
     UnsupportedError
-        ``architecture.part``: llama.cpp has no such projector, or computes another one; ``architecture.config``,
+        ``architecture.part``: llama.cpp has no such projector, or computes it differently; ``architecture.config``,
         ``architecture.rows``.
     FormatError
         ``architecture.companion``.
@@ -203,9 +203,9 @@ def _require_projector(config: Mapping[str, Any], location: str) -> Projector:
 
 
 def _settings(config: Mapping[str, Any], record: Projector) -> dict[str, Any]:
-    """Return ``vision_config`` with usual keys and transformers' defaults, and the keys outside of it.
+    """Return ``vision_config`` with usual keys and transformers' defaults.
 
-    These are ``outer`` and ``text``: the top level, and the text model's ``config.json``.
+    The key ``outer`` contains the top level of ``config.json``, and ``text`` the config of the text model.
     """
     vision = config["vision_config"]
     vision = {key: value for key, value in vision.items() if value is not None} if isinstance(vision, Mapping) else {}
@@ -224,7 +224,7 @@ def _settings(config: Mapping[str, Any], record: Projector) -> dict[str, Any]:
 
 
 def _require_values(settings: Mapping[str, Any], record: Projector) -> None:
-    """Raise ``UnsupportedError`` ``architecture.part`` for a value that llama.cpp's graph does not compute."""
+    """Raise ``UnsupportedError`` ``architecture.part`` for a value that llama.cpp's graph does not support."""
     for key, values in record.requires.items():
         value = nested_value(settings, key)
         if value is None and key in record.defaults:
@@ -240,7 +240,9 @@ def _require_values(settings: Mapping[str, Any], record: Projector) -> None:
 
 
 def _processor(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the settings of the image processor; raises ``UnsupportedError`` ``architecture.part`` without any."""
+    """Return the settings of the image processor; raises ``UnsupportedError`` ``architecture.part`` if they are
+    missing.
+    """
     processor: dict[str, Any] = {}
     for name in _PROCESSORS:
         values = companion_config(checkpoint.companions, companions.RULE, name)
@@ -296,7 +298,7 @@ def _metadata(
 
 
 def _pooling_side(config: Mapping[str, Any], settings: Mapping[str, Any], _: Mapping[str, Any]) -> keys.Typed:
-    """Return how many patches of a row Gemma 3 averages."""
+    """Return metadata of Gemma 3: the number of patches in a row over which it averages."""
     tokens = config.get("mm_tokens_per_image", 256)
     patches = integer(settings, "image_size") // integer(settings, "patch_size")
     side = isqrt(integer({"mm_tokens_per_image": tokens}, "mm_tokens_per_image"))
@@ -306,7 +308,7 @@ def _pooling_side(config: Mapping[str, Any], settings: Mapping[str, Any], _: Map
 
 
 def _longest_edge(_: Mapping[str, Any], settings: Mapping[str, Any], processor: Mapping[str, Any]) -> keys.Typed:
-    """Return the length to which Idefics 3 resizes the longer side of an image."""
+    """Return metadata of Idefics 3: the length of an image's longer side after resizing."""
     size = processor.get("size")
     edge = size.get("longest_edge") if isinstance(size, Mapping) else None
     edge = integer(settings, "image_size") if edge is None else edge
@@ -314,7 +316,10 @@ def _longest_edge(_: Mapping[str, Any], settings: Mapping[str, Any], processor: 
 
 
 def _window_period(_: Mapping[str, Any], settings: Mapping[str, Any], __: Mapping[str, Any]) -> keys.Typed:
-    """Return the period of layers without windows in Qwen2.5-VL; raises ``architecture.config`` if there is none."""
+    """Return metadata of Qwen2.5-VL: the period of layers with full attention.
+
+    Raises ``UnsupportedError`` ``architecture.config`` if the layers have no period.
+    """
     layers = settings.get("fullatt_block_indexes")
     if not isinstance(layers, list) or not layers or type(layers[0]) is not int:
         raise number_error("fullatt_block_indexes", "a list of layers", layers)
@@ -325,7 +330,7 @@ def _window_period(_: Mapping[str, Any], settings: Mapping[str, Any], __: Mappin
 
 
 def _deep_layers(_: Mapping[str, Any], settings: Mapping[str, Any], __: Mapping[str, Any]) -> keys.Typed:
-    """Return which layers of Qwen3-VL have a projector of their own."""
+    """Return metadata of Qwen3-VL: the layers that have their own projector."""
     layers = settings.get("deepstack_visual_indexes")
     count = integer(settings, "num_hidden_layers")
     if not isinstance(layers, list) or not all(type(layer) is int and 0 <= layer < count for layer in layers):
@@ -343,7 +348,10 @@ _SPECIAL: Mapping[str, Callable[..., keys.Typed]] = {
 
 
 def _canonical(name: str) -> str:
-    """Return a name without prefixes, with ``vision`` for the vision model; names of the text model are unchanged."""
+    """Return a name without the prefixes of classes; names of the vision model begin with ``vision``.
+
+    Names of the text model are unchanged.
+    """
     if not is_other_part(name):
         return name
     inner = without_prefixes(name)
@@ -369,7 +377,7 @@ def _names(view: Checkpoint, record: Projector, settings: Mapping[str, Any]) -> 
 
 
 def _lookup(name: str, names: Mapping[str, str]) -> str | None:
-    """Return the new name of a parameter, which the table names itself or by its module."""
+    """Return the new name of a parameter; the table contains the parameter's or its module's name."""
     module, _, parameter = name.rpartition(".")
     if name in names:
         return names[name]
@@ -388,7 +396,8 @@ _BREAK = "v.token_embd.img_break"
 
 
 def _with_break_token(view: Checkpoint, record: Projector, texts: Mapping[str, str]) -> Checkpoint:
-    """Return the view with the embedding's row of the token between rows of an image, instead of the embedding.
+    """Return the view with one row of the embedding, that of the token between rows of an image, in place of the
+    embedding.
 
     Raises ``UnsupportedError`` ``architecture.part``: there is no such token or row.
     """
@@ -411,7 +420,9 @@ def _with_break_token(view: Checkpoint, record: Projector, texts: Mapping[str, s
 
 
 def _require_tensors(names: Mapping[str, str], record: Projector, layers: int, location: str) -> None:
-    """Raise ``UnsupportedError`` ``architecture.part`` if a layer lacks a tensor of another, or a module is absent."""
+    """Raise ``UnsupportedError`` ``architecture.part`` if a module is missing, or a layer lacks a tensor of other
+    layers.
+    """
     written = set(names.values())
     inner = {name.split(".", 3)[3] for name in written if name.startswith("v.blk.")}
     expected = [f"v.blk.{layer}.{name}" for layer in range(layers) for name in sorted(inner)]

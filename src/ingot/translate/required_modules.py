@@ -1,4 +1,4 @@
-"""Modules without which a layer of a family cannot compute, although all layers of a checkpoint may lack them."""
+"""Modules that every layer of a family needs; the check also covers modules that all layers of a checkpoint lack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FEED_FORWARD = ("mlp", "feed_forward", "ffn")
 
 
 def absent_modules(layers: Mapping[int, Collection[str]], family: Family) -> Iterator[str]:
-    """Yield the names of modules that a layer lacks, with the layer's index, or ``*`` if every layer lacks them.
+    """Yield the name of each missing module, with the layer's index, or ``*`` if every layer lacks it.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def absent_modules(layers: Mapping[int, Collection[str]], family: Family) -> Ite
 
 
 def _groups(family: Family) -> dict[str, set[str]]:
-    """Return the modules that come together, by the name before their last part."""
+    """Return sets of modules that a layer has together, keyed by their common name prefix."""
     results = {name for step in family.steps for name in step.into}
     groups: dict[str, set[str]] = {}
     for module in family.layer:
@@ -71,7 +71,7 @@ def _is_in_every_model(parent: str, family: Family) -> bool:
 
 
 def _absent_experts(modules: Mapping[int, Collection[str]], family: Family) -> Iterator[str]:
-    """Yield a name for each part that every expert of a layer lacks although they have others."""
+    """Yield a name for each part that all experts of a layer lack, although they have other parts."""
     experts = family.experts
     if experts is None:
         return

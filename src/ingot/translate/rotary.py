@@ -1,6 +1,7 @@
-"""The rotary embedding: its parameters in ``config.json``, and its metadata and tensors in llama.cpp.
+"""Conversion of the rotary embedding's parameters between ``config.json`` and llama.cpp's metadata and tensors.
 
-Formulas are those of transformers' ``modeling_rope_utils.py``. llama.cpp divides each frequency by its tensors.
+Formulas are those of transformers' ``modeling_rope_utils.py``. llama.cpp divides each frequency by a value of its
+tensors.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _PHI3_LENGTH = 4096  # default if Phi-3's config.json states none
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary embedding's parameters from any of the places where transformers has stored them.
+    """Return the rotary embedding's parameters from any of the keys in which transformers has stored them.
 
     If layers have different parameters, those of layers with full attention are returned.
     """
@@ -102,7 +103,7 @@ def _default_theta(config: Mapping[str, Any]) -> float:
 
 
 def rotated_size(config: Mapping[str, Any]) -> int:
-    """Return how many dimensions of a head the rotary embedding rotates.
+    """Return the number of dimensions of a head that the rotary embedding rotates.
 
     Raises ``UnsupportedError`` ``architecture.config``.
     """
@@ -127,9 +128,9 @@ def to_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, list[
 
 
 def _unrotated_frequencies(config: Mapping[str, Any], family: Family, sections: list[int]) -> Iterator[str]:
-    """Yield a note if llama.cpp does not rotate frequencies that have an effect.
+    """Yield a note if llama.cpp does not rotate frequencies that transformers rotates.
 
-    It takes the frequencies of the three sections in turn, and uses position 0 for those beyond a section's length.
+    llama.cpp assigns frequencies to the three sections in turn, and does not rotate those beyond a section's length.
     transformers uses the first section's position for them.
     """
     lengths = [*sections, 0, 0, 0][:3]
@@ -163,7 +164,7 @@ def _are_factors(value: Any, count: int) -> bool:
 
 
 def _attention_factor(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float | None:
-    """Return LongRoPE's factor of queries and keys; None if the parameters are invalid."""
+    """Return LongRoPE's scaling factor of queries and keys; None if the parameters are invalid."""
     length = rope.get(_LENGTH)
     positions = config.get(_POSITIONS)
     if type(length) is not int or not 1 < length < 2**32 or type(positions) is not int:
@@ -209,7 +210,7 @@ def _add_metadata(config: Mapping[str, Any], family: Family, metadata: Typed) ->
 
 
 def _unsupported_parameters(config: Mapping[str, Any], rope: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield rotary parameters that llama.cpp does not read, or that this family's graph does not compute."""
+    """Yield rotary parameters that llama.cpp does not read, or that its graph of this family does not use."""
     read = {*_KEYS, *(MULTIMODAL_KEYS if family.sections else ())}
     carried = {key for key, _, _ in family.keys}
     share = rope.get(_PARTIAL)
@@ -225,13 +226,13 @@ def _unsupported_parameters(config: Mapping[str, Any], rope: Mapping[str, Any], 
 
 
 def _floats(family: Family, values: Mapping[str, Any]) -> Typed:
-    """Return the metadata for the values that are numbers."""
+    """Return f32 metadata for those of ``values`` that are numbers."""
     values = {name: value for name, value in values.items() if is_number(value)}
     return {f"{family.arch}.{name}": ("f32", float(value)) for name, value in values.items()}
 
 
 def sliding_rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return separate rotary parameters of layers with a sliding window; empty if there are none."""
+    """Return the separate rotary parameters of layers with a sliding window; empty if there are none."""
     declared = config.get("rope_parameters")
     sliding = declared.get(_SLIDING) if isinstance(declared, Mapping) else None
     local = config.get("rope_local_base_freq")
@@ -266,9 +267,9 @@ def llama3_factors(rope: Mapping[str, Any], size: int) -> Array | None:
 def llama3_scaling(factors: Array, theta: float) -> dict[str, Any] | None:
     """Return the parameters of Llama 3.1's scaling that give these divisors of frequencies; None if none do.
 
-    The divisors determine ``factor`` and the two limits ``original_max_position_embeddings / low_freq_factor`` and
-    ``/ high_freq_factor``. Those of Llama 3 are tried first, then a low factor of 1 with the limits of the divisors
-    between them.
+    The divisors determine ``factor`` and the limits ``original_max_position_embeddings / low_freq_factor`` and ``/
+    high_freq_factor``. First the limits of Llama 3 are tried. Then a low factor of 1 is tried, with limits that follow
+    from the interpolated divisors.
     """
     if factors.ndim != 1 or not factors.size or not np.isfinite(factors).all() or factors.min() < 1 - _NEAR:
         return None
@@ -291,7 +292,7 @@ def llama3_scaling(factors: Array, theta: float) -> dict[str, Any] | None:
 
 
 def states_tensors(config: Mapping[str, Any]) -> bool:
-    """Return whether ``config.json`` states a scaling for which llama.cpp has tensors."""
+    """Return whether ``config.json`` declares a scaling for which llama.cpp has tensors."""
     return rope_of(config)["rope_type"] in (_LONGROPE, _LLAMA3)
 
 
@@ -349,16 +350,16 @@ def to_config(
 
 
 def has_long_factors(factors: Mapping[str, Array]) -> bool:
-    """Return whether both the long and the short factors of LongRoPE are present, with equal shapes."""
+    """Return whether LongRoPE's long and short factors are present and have equal shapes."""
     long = factors.get(LONG)
     brief = factors.get(SHORT)
     return long is not None and brief is not None and long.shape == brief.shape and long.ndim == 1
 
 
 def has_same_rotary(original: Mapping[str, Any], read: Mapping[str, Any]) -> bool:
-    """Return whether the original ``config.json`` agrees with the rotary parameters that were read from a file.
+    """Return whether the original ``config.json`` has the rotary parameters that were read from a file.
 
-    Parameters that GGUF cannot hold always agree.
+    Parameters that GGUF cannot store are not compared.
     """
     rope = rope_of(original)
     new = rope_of(read)

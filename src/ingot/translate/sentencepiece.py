@@ -1,4 +1,4 @@
-"""Read ``tokenizer.model``, a trained SentencePiece model in protobuf, and convert it to GGUF metadata.
+"""Conversion of ``tokenizer.model``, a trained SentencePiece model in protobuf, to GGUF metadata.
 
 Field numbers and types of pieces are those of ``sentencepiece_model.proto`` of SentencePiece 0.2.0; GGUF uses the same
 types. The conversion follows llama.cpp's ``conversion/base.py`` and ``conversion/bert.py``.
@@ -64,7 +64,7 @@ _MASK = "<mask>"
 
 @dataclass(frozen=True, slots=True)
 class SentencePieces:
-    """A trained model: its pieces by id, and how it normalizes text.
+    """A trained model: its pieces by id, and its normalization of text.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class SentencePieces:
     ids : dict
         Ids of ``unk``, ``bos``, ``eos`` and ``pad``, if present.
     dropped : list of str
-        Descriptions of settings that GGUF cannot hold.
+        Descriptions of settings that GGUF cannot store.
     """
 
     texts: list[str]
@@ -94,7 +94,7 @@ class SentencePieces:
 
 
 def read(data: bytes, location: str) -> SentencePieces | None:
-    """Return a trained model; None if the file is not SentencePiece's, or its model type is neither Unigram nor BPE.
+    """Return a trained model; None if the file is not a SentencePiece model of type Unigram or BPE.
 
     Raises ``FormatError`` ``architecture.companion``: a malformed protocol buffer.
     """
@@ -166,7 +166,7 @@ def _float(node: Node, field: Field) -> float:
 
 
 def _integer_fields(root: Node, messages: list[Field], field_numbers: tuple[int, ...]) -> dict[int, int]:
-    """Return the integer fields of a message within the model, by field number; ``messages`` may be empty."""
+    """Return the integer fields of a nested message, by field number; ``messages`` may be empty."""
     if not messages:
         return {}
     node = root.child(messages[0])
@@ -190,9 +190,10 @@ def _signed(value: int) -> int:
 
 
 def with_fairseq_ids(model: SentencePieces) -> SentencePieces:
-    """Return the model with XLM-RoBERTa's ids: it starts with fairseq's special tokens and ends with a mask.
+    """Return the model with the token ids of XLM-RoBERTa: fairseq's special tokens first, a mask token last.
 
-    As in transformers (``tokenization_xlm_roberta.py``): four tokens, then all pieces from the fourth on.
+    The four special tokens are followed by all pieces from the fourth on (transformers,
+    ``tokenization_xlm_roberta.py``).
     """
     first = _FAIRSEQ
     tail = slice(_FAIRSEQ_FROM, None)

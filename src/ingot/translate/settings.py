@@ -1,7 +1,8 @@
-"""Settings of ``config.json`` that GGUF has no key for, or that llama.cpp's graph of a family does not compute.
+"""Settings of ``config.json`` that GGUF has no key for, or that llama.cpp's graph of a family does not use.
 
-The effect of a setting follows transformers' code of the family and llama.cpp's (``src/models`` in llama-cpp-python
-0.3.36). A conversion reports every setting that has an effect and is neither converted nor llama.cpp's fixed value.
+The effect of a setting follows from transformers' code of the family and llama.cpp's (``src/models`` in
+llama-cpp-python 0.3.36). A conversion reports every setting that has an effect, is not converted, and differs from
+llama.cpp's fixed value.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def unsupported(
 
 
 def attention_scalar(config: Mapping[str, Any], family: Family) -> Any:
-    """Return the number by whose root llama.cpp divides attention scores: the size of a head.
+    """Return the number by whose square root llama.cpp divides attention scores: the size of a head.
 
     For Gemma 2 27B and Gemma 3 27B, recognized by their number of layers, it is the hidden size divided by the number
     of heads.
@@ -132,7 +133,7 @@ _MARKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def layer_types(config: Mapping[str, Any]) -> list[str]:
-    """Return the type of each layer; empty if the config states none."""
+    """Return the type of each layer; empty if the config does not declare types."""
     for key in (LAYERS, "layers_block_type"):
         if isinstance(config.get(key), list):
             return [str(layer) for layer in config[key]]
@@ -146,7 +147,9 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def window_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, str]:
-    """Return the size of the sliding window and which layers have one, and the key of the config that is carried."""
+    """Return metadata of sliding windows (size, and layers that have one), and the key of the config that they
+    replace.
+    """
     window = config.get(WINDOW)
     pattern = _sliding_layers(config)
     if type(window) is not int or not 0 < window < 2**31 or not any(pattern):
@@ -156,7 +159,9 @@ def window_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, s
 
 
 def window_config(metadata: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the layer types that a file's pattern of sliding windows states; nothing without a list of booleans."""
+    """Return the layer types for a file's pattern of sliding windows; empty if the pattern is not a list of
+    booleans.
+    """
     pattern = metadata.get(f"{family.arch}.{PATTERN}")
     if not family.window_pattern or not isinstance(pattern, list) or not all(type(item) is bool for item in pattern):
         return {}
@@ -164,12 +169,12 @@ def window_config(metadata: Mapping[str, Any], family: Family) -> dict[str, Any]
 
 
 def has_same_windows(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return whether the same layers have a sliding window in two configs, in whichever way each states it."""
+    """Return whether the same layers have a sliding window in two configs, which may express it by different keys."""
     return _sliding_layers(first) == _sliding_layers(second)
 
 
 def require_computed(config: Mapping[str, Any], family: Family) -> None:
-    """Refuse settings with which llama.cpp does not open a file of the family, or computes something else.
+    """Raise an error for settings with which llama.cpp would refuse the file, or compute a different result.
 
     Raises ``UnsupportedError`` ``architecture.config``.
     """
@@ -216,7 +221,7 @@ def _fixed_values(config: Mapping[str, Any], family: Family) -> dict[str, tuple[
 
 
 def _window(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield a note if llama.cpp applies sliding windows to other layers than the config states, or to none."""
+    """Yield a note if llama.cpp applies sliding windows to other layers than the config declares, or to none."""
     window, layers, max_positions = (config.get(key) for key in (WINDOW, LAYERS, "max_position_embeddings"))
     if type(window) is not int or window <= 0 or family.window_pattern:
         return
@@ -240,7 +245,7 @@ def _window(config: Mapping[str, Any], family: Family) -> Iterator[str]:
 
 
 def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
-    """Return whether each layer has a sliding window; empty if the config does not state it."""
+    """Return whether each layer has a sliding window; empty if the config does not declare it."""
     layers = config.get(LAYERS)
     count = config.get("num_hidden_layers")
     if isinstance(layers, list):
@@ -257,7 +262,7 @@ def _experts(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _biases(config: Mapping[str, Any], family: Family, names: Collection[str]) -> Iterator[str]:
-    """Yield flags for biases that the tensors contradict; llama.cpp follows the tensors."""
+    """Yield the config's flags for biases that contradict the tensors; llama.cpp follows the tensors."""
     for key, endings in _BIASES.items():
         flag = None if key in family.requires else config.get(key)
         exists = any(name.endswith(endings) for name in names)
@@ -268,7 +273,7 @@ def _biases(config: Mapping[str, Any], family: Family, names: Collection[str]) -
 
 
 def _classes(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield classes of ``config.json`` outside of the family, such as the model's own code."""
+    """Yield class names of ``config.json`` that are not classes of the family, such as the model's own code."""
     classes = config.get("architectures")
     stem = family.model_class.removesuffix("ForCausalLM").removesuffix("Model")
     foreign = (

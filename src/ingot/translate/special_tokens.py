@@ -1,10 +1,16 @@
 """Special tokens of a model folder, by the precedence of the package gguf (``gguf.SpecialVocab`` 0.19.0).
 
-``tokenizer_config.json`` names tokens by text; ``tokenizer.json``'s added tokens give their ids. ``config.json``
-comes next with ids. A post-processor of ``tokenizer.json`` lists the tokens around a text. If a role still has no
-token, its text is looked up in the whole vocabulary, including the post-processor's text if there is no
-``tokenizer_config.json``. Last come lists of ids in ``config.json``, and ``generation_config.json``, which gguf does
-not read. Tokens are compared by text, also if ``tokenizer_config.json`` states them as objects.
+The sources, in order of precedence:
+
+1. ``tokenizer_config.json`` has texts of tokens; the added tokens of ``tokenizer.json`` have their ids.
+2. ``config.json`` has ids.
+3. A post-processor of ``tokenizer.json`` lists the tokens around a text.
+4. The text of a role without a token is looked up in the full vocabulary. Without ``tokenizer_config.json``, the text
+   is that of the post-processor.
+5. ``config.json`` has lists of ids.
+6. ``generation_config.json`` has ids; gguf does not read this file.
+
+Tokens are compared by text, even if ``tokenizer_config.json`` contains them as objects.
 """
 
 from __future__ import annotations
@@ -33,11 +39,11 @@ class SpecialTokens:
     ids : dict
         Token ids that are rows of the embedding.
     added : dict
-        Whether a role's token is added around each text, for roles of ``AROUND`` whose setting is stated.
+        Whether a role's token is added around each text, for roles of ``AROUND`` with a declared setting.
     outside : dict
-        Ids of used tokens that the embedding has no row for.
+        Ids of used tokens without a row in the embedding.
     ignored : list of str
-        Settings of ``config.json`` whose id the embedding has no row for.
+        Settings of ``config.json`` whose id has no row in the embedding.
     """
 
     ids: dict[str, int] = field(default_factory=dict)
@@ -130,7 +136,7 @@ def around_text(tokenizer: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _set_ids(result: SpecialTokens, candidates: Iterator[tuple[str, Any]] | Any, rows: int) -> None:
-    """Set the ids of roles without a token, from tokens named by text; ids without a row go to ``outside``."""
+    """Set the ids of roles without a token from texts of tokens; ids without a row are added to ``outside``."""
     for role, token_id in candidates:
         if not _is_id(token_id) or role in result.ids or role in result.outside:
             continue
@@ -141,7 +147,7 @@ def _set_ids(result: SpecialTokens, candidates: Iterator[tuple[str, Any]] | Any,
 
 
 def _set_stated_ids(result: SpecialTokens, stated_ids: Mapping[str, int], rows: int) -> None:
-    """Set the ids of roles without a token, from stated ids; ids without a row are noted as ignored."""
+    """Set the ids of roles without a token from declared ids; ids without a row are added to ``ignored``."""
     for role, token_id in stated_ids.items():
         if role in result.ids or role in result.outside:
             continue
@@ -162,7 +168,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _added_ids(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ids of ``tokenizer.json``'s added tokens by text; the first id if texts are equal."""
+    """Return the ids of the added tokens of ``tokenizer.json`` by text; the first id of equal texts."""
     ids: dict[str, Any] = {}
     for token in _items(tokenizer.get("added_tokens")):
         if isinstance(token, Mapping) and isinstance(token.get("content"), str):
@@ -194,9 +200,9 @@ def _sequence_id(step: Any) -> Any:
 def _read_processors(
     processors: Sequence[Mapping[str, Any]], texts: dict[str, str], result: SpecialTokens, *, named: bool
 ) -> None:
-    """Record which tokens are added around a text; ``texts`` receives the texts of the processors' roles.
+    """Record the tokens that post-processors add around a text, and add the texts of their roles to ``texts``.
 
-    ``named``: whether a ``tokenizer_config.json`` names tokens; without it the processors' tokens are used.
+    ``named`` states whether ``tokenizer_config.json`` declares tokens; otherwise the processors' tokens are used.
     """
     if named:
         if "bos" not in texts and "cls" in texts:
@@ -214,7 +220,7 @@ def _read_processors(
 
 
 def _set_pair_text(texts: dict[str, str], role: str, pair: Any, fallback_role: str) -> None:
-    """Set a role's text from a processor's pair of text and id, or from another role."""
+    """Set a role's text from a processor's pair of text and id; without one, copy the text of ``fallback_role``."""
     text = text_of(pair[0]) if isinstance(pair, list) and pair else texts.get(fallback_role)
     if role not in texts and text:
         texts[role] = text
@@ -248,7 +254,7 @@ def _read_pair(
     *,
     named: bool,
 ) -> None:
-    """Record whether a separator, of at most two tokens, is between the two texts of a pair."""
+    """Record whether a template puts a separator of at most two tokens between the two texts of a pair."""
     if not pair:
         return
     start = 1 if first and _special_text(pair[0]) == first else 0

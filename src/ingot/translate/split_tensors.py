@@ -1,6 +1,6 @@
-"""Split and join tensors that one side fuses: gpt-oss's experts, and DeepSeek's keys and values.
+"""Split and join tensors that only one side fuses: experts of gpt-oss, and keys and values of DeepSeek.
 
-Both sides use transformers' names here. The split experts of gpt-oss have the tensors that MLX and llama.cpp use.
+All names are those of transformers. The split experts of gpt-oss have the layout of MLX and llama.cpp.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ RULE = "architecture.rows"
 
 
 def packed_latent(checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the matrices of keys and values that stay packed, and therefore in one matrix.
+    """Return the names of matrices of keys and values that remain packed and therefore cannot be split.
 
-    Keys are transposed to be split, which packed matrices cannot be. FP8 is decoded for GGUF in any case.
+    Splitting transposes the keys, which is impossible for packed matrices. FP8 is decoded for GGUF in any case.
     """
     return [name for name, tensor in checkpoint.items() if name.endswith(_KV) and not _is_decoded(tensor)]
 
 
 def _is_decoded(tensor: Tensor) -> bool:
-    """Return whether a tensor is dense, or has 8-bit floats, which no type of GGUF has."""
+    """Return whether a tensor is dense, or has 8-bit floats, which GGUF cannot store."""
     if tensor.codec != ScaledCodebookLayout.codec:
         return tensor.codec == DenseLayout.codec
     return (ScaledCodebookLayout.from_tensor(tensor).values or "").startswith("f8_")
@@ -248,7 +248,7 @@ def _join_latent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoin
 
 
 def _require(name: str, shape: tuple[int, ...], rank: int, even: int | None = None) -> None:
-    """Refuse a tensor that has not ``rank`` dimensions, or whose dimension ``even`` (an index) has an odd size."""
+    """Raise an error if a tensor does not have ``rank`` dimensions, or if dimension ``even`` has an odd size."""
     if len(shape) != rank or (even is not None and shape[even] % 2):
         pairs = "" if even is None else ", the last an even number"
         raise UnsupportedError(

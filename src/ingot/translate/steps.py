@@ -1,8 +1,8 @@
 """Invertible transforms of a family's tensors, by transformers' names, between its layout and llama.cpp's.
 
-A family record lists them as steps (``families.Step``). To llama.cpp the steps apply in order, before names are
-translated; from llama.cpp their inverses apply in reverse order, after names are translated. All of them are views;
-rows, stacks and splits of packed tensors are moved without decoding.
+A family record lists them as steps (``families.Step``). In a conversion to llama.cpp, the steps apply in order, before
+names are translated. In a conversion from llama.cpp, their inverses apply in reverse order, after names are translated.
+All of them are views; rows, stacks and splits of packed tensors are moved without decoding.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def undo_steps(checkpoint: Checkpoint, config: _Config, family: Family) -> Check
 
 
 def _matches(checkpoint: Checkpoint, modules: tuple[str, ...], family: Family) -> Iterator[tuple[str, str, str]]:
-    """Yield the full name, the matching module and the parameter's ending of each tensor of the modules.
+    """Yield the full name, the matching module and the parameter's suffix for each tensor of ``modules``.
 
-    A module is named within its layer, or in full outside of layers; a module may also be the full parameter.
+    A module is named within its layer, or in full outside of layers. It may also be the name of a parameter.
     """
     layer = re.compile(rf"(?:{re.escape(family.base)})?{re.escape(family.block)}\.[0-9]{{1,6}}\.")
     for name in checkpoint:
@@ -94,7 +94,7 @@ def row_order(
 
 
 def _reorder(checkpoint: Checkpoint, step: Step, config: _Config, family: Family, *, to_gguf: bool) -> Checkpoint:
-    """Permute rows, or with ``axis`` 1 columns."""
+    """Return the checkpoint with permuted rows, or with permuted columns if the step's ``axis`` is 1."""
     if step.axis:
         names = [name for name, _, _ in _matches(checkpoint, step.tensors, family)]
         checkpoint = transpose(checkpoint, {name: name for name in names})
@@ -123,7 +123,7 @@ def _cuts(step: Step, size: int, config: _Config) -> list[int] | None:
 
 
 def _split(checkpoint: Checkpoint, step: Step, config: _Config, family: Family, *, inverse: bool = False) -> Checkpoint:
-    """Split one tensor into several along an axis."""
+    """Return the checkpoint with each tensor split into several along an axis."""
     (fused,), parts = (step.into, step.tensors) if inverse else (step.tensors, step.into)
     selections: dict[str, dict[str, UnitSelection]] = {}
     for name, module, ending in _matches(checkpoint, (fused,), family):
@@ -148,7 +148,7 @@ def _split(checkpoint: Checkpoint, step: Step, config: _Config, family: Family, 
 
 
 def _join(checkpoint: Checkpoint, step: Step, config: _Config, family: Family, *, inverse: bool = False) -> Checkpoint:
-    """Join several tensors to one along an axis."""
+    """Return the checkpoint with several tensors joined into one along an axis."""
     parts, (fused,) = (step.into, step.tensors) if inverse else (step.tensors, step.into)
     joined: dict[str, tuple[tuple[int, ...], Mapping[str, Units]]] = {}
     for name, module, ending in _matches(checkpoint, parts[:1], family):
@@ -188,7 +188,7 @@ def _reshape(checkpoint: Checkpoint, step: Step, family: Family, shape_of: Calla
 
 
 def _squeeze(checkpoint: Checkpoint, step: Step, config: _Config, family: Family) -> Checkpoint:
-    """Remove a dimension of size 1."""
+    """Return the checkpoint with a dimension of size 1 removed."""
 
     def squeezed(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) <= step.axis or shape[step.axis] != 1:
@@ -199,12 +199,12 @@ def _squeeze(checkpoint: Checkpoint, step: Step, config: _Config, family: Family
 
 
 def _unsqueeze(checkpoint: Checkpoint, step: Step, config: _Config, family: Family) -> Checkpoint:
-    """Add a dimension of size 1."""
+    """Return the checkpoint with a dimension of size 1 added."""
     return _reshape(checkpoint, step, family, lambda _, shape: (*shape[: step.axis], 1, *shape[step.axis :]))
 
 
 def _fold(checkpoint: Checkpoint, step: Step, config: _Config, family: Family) -> Checkpoint:
-    """Give a vector the step's shape."""
+    """Return the checkpoint with a vector reshaped to the step's shape."""
 
     def folded(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         sizes = resolve_shape(step.sizes, prod(shape), config)
@@ -220,13 +220,13 @@ def _flatten(checkpoint: Checkpoint, step: Step, config: _Config, family: Family
 
 
 def _values(checkpoint: Checkpoint, step: Step, config: _Config, family: Family, *, inverse: bool) -> Checkpoint:
-    """Replace values by a function of them, in f32."""
+    """Return the checkpoint with values replaced by a function of them, computed in f32."""
     names = {name: (step.function, inverse) for name, _, _ in _matches(checkpoint, step.tensors, family)}
     return compute(checkpoint, names) if names else checkpoint
 
 
 def _stack(checkpoint: Checkpoint, step: Step, config: _Config, family: Family) -> Checkpoint:
-    """Stack tensors whose module has an index (``{}``) along a new first dimension."""
+    """Return the checkpoint with indexed tensors (``{}`` in the module) stacked along a new first dimension."""
     groups: dict[str, dict[int, str]] = {}
     for source, target in zip(step.tensors, step.into, strict=True):
         before, _, after = source.partition("{}")

@@ -1,4 +1,4 @@
-"""Tensors that a target runtime does not need, because it computes them itself or has no such computation."""
+"""Tensors that a target runtime does not need, because it recomputes them or does not use them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TOLERANCE = 2e-2  # relative, for frequencies rounded to bf16
 
 
 def superseded(checkpoint: Checkpoint, name: str, program: str) -> Omission | None:
-    """Return why ``program`` needs no tensor of this name and shape; None if it may need the tensor.
+    """Return the omission of a tensor that ``program`` does not need, by name and shape; None if it may need it.
 
     All frequencies of the rotary embedding are superseded; ``changed_frequencies`` compares the values.
     """
@@ -61,9 +61,9 @@ def superseded(checkpoint: Checkpoint, name: str, program: str) -> Omission | No
 
 
 def activation_scale(checkpoint: Checkpoint, name: str, program: str, *, for_blocks: bool) -> Omission | None:
-    """Return why ``program`` needs no scale of a layer's input; None for other tensors and for scales in use.
+    """Return the omission of a layer's input scale that ``program`` does not use; None for any other tensor.
 
-    If ``for_blocks`` is true, the input scale of an NVFP4 weight is in use, as in GGUF.
+    If ``for_blocks`` is true, the input scale of an NVFP4 weight is used, as in GGUF.
     """
     ending = next((ending for ending in ACTIVATION_SCALES if name.endswith(ending)), None)
     if ending is None or checkpoint[name].size > _MAX_SCALES:
@@ -75,7 +75,7 @@ def activation_scale(checkpoint: Checkpoint, name: str, program: str, *, for_blo
 
 
 def changed_frequencies(tensor: Tensor, config: Mapping[str, Any], family: Family) -> Omission | None:
-    """Return why a stored ``inv_freq`` is dropped: it differs from the config's frequencies; None if it does not."""
+    """Return the omission of a stored ``inv_freq`` that differs from the config's frequencies; None if it does not."""
     theta = rotary.rope_of(config).get("rope_theta", 10000.0)
     if family.latent or rotary.rope_of(config)["rope_type"] != "default" or not is_number(theta) or theta <= 0:
         return None

@@ -1,7 +1,7 @@
-"""Convert Mistral's ``tekken.json`` to Hugging Face's ``tokenizer.json``.
+"""Conversion of Mistral's ``tekken.json`` to Hugging Face's ``tokenizer.json``.
 
-The file lists tokens as bytes in the order in which they are merged. Ids of special tokens come before them. The
-layout is that of the package mistral-common, versions 1 to 13 of the file.
+The file lists tokens as bytes, in the order of merging. Special tokens have the smallest ids. The layout is that of the
+package mistral-common, versions 1 to 13 of the file.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def ids_by_convention(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _special_tokens(listed: Any, count: int) -> list[str]:
-    """Return the texts of all special tokens; ids without a text are named ``<SPECIAL_n>``."""
+    """Return the texts of all special tokens; an id without a text is called ``<SPECIAL_n>``."""
     if listed is None:
         listed = [{"rank": rank, "token_str": text} for rank, text in enumerate(_FIRST_SPECIAL[:count])]
     texts: dict[int, str] = {}
@@ -93,7 +93,7 @@ def _special_tokens(listed: Any, count: int) -> list[str]:
 
 
 def _tokens(listed: Any, count: int) -> list[bytes]:
-    """Return the bytes of the tokens by rank: as many of the listed tokens as the vocabulary has."""
+    """Return the bytes of the first ``count`` tokens, by rank."""
     if not isinstance(listed, list) or len(listed) < count:
         raise _malformed(f"a list of at least {count} tokens as vocab", f"{type(listed).__name__}")
     tokens = []
@@ -113,7 +113,7 @@ def _tokens(listed: Any, count: int) -> list[bytes]:
 
 
 def _merges(tokens: Sequence[str]) -> list[list[str]]:
-    """Return the pairs of tokens that form a token, in the order of the tokens that they form."""
+    """Return the pair of tokens that forms each merged token, in the order of the merged tokens."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     merges = []
     for token in tokens:

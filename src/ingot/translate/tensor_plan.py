@@ -44,9 +44,9 @@ class TensorPlan:
     order : dict
         Orders of rows to apply, by old names.
     stacks : dict
-        Names of experts' tensors by the name of their stack. To transformers: new names by the old stack's name.
+        Names of experts' tensors, by the name of their stack; for a conversion to transformers, the new names.
     omissions : dict
-        Why tensors are dropped, by old names.
+        Reasons why tensors are dropped, by old names.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class TensorPlan:
     omissions: dict[str, Omission] = field(default_factory=dict)
 
     def old_name(self, new: str) -> str | None:
-        """Return the old name of the tensor with a new name; None if there is none."""
+        """Return the old name of the tensor that gets the name ``new``; None if no tensor does."""
         return next((old for old, name in self.names.items() if name == new), None)
 
     def describe(self, target: str) -> str:
@@ -67,12 +67,12 @@ class TensorPlan:
 
 
 def plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Family) -> TensorPlan:
-    """Return the plan of a folder's tensors, by transformers' names.
+    """Return the plan that converts a folder's tensors to llama.cpp, by transformers' names.
 
     A tensor without a name in llama.cpp is an omission: superseded if llama.cpp does not need its values, else dropped.
 
-    Raises ``UnsupportedError`` ``architecture.rows``: rows that are no multiple of the heads, or missing experts;
-    ``architecture.unknown``.
+    Raises ``UnsupportedError`` ``architecture.rows``: the number of rows is not a multiple of the heads, or experts are
+    missing; ``architecture.unknown``.
     """
     classifier = has_classifier(family, checkpoint)
     names = Names(family, has_classifier=classifier)
@@ -108,11 +108,12 @@ def plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fami
 
 
 def plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: Family, base: str) -> TensorPlan:
-    """Return the plan of a GGUF file's tensors, by llama.cpp's names; ``base`` is the parameter of ``Names``.
+    """Return the plan that converts a GGUF file's tensors to transformers, by llama.cpp's names.
 
-    Raises ``UnsupportedError`` ``architecture.rows``: rows that are no multiple of the heads; ``architecture.unknown``.
+    ``base`` is the parameter of ``Names``.
 
-    Raises ``MissingExtraError`` if the package gguf is not installed.
+    Raises ``UnsupportedError`` ``architecture.rows``: the number of rows is not a multiple of the heads;
+    ``architecture.unknown``. Raises ``MissingExtraError`` if the package gguf is not installed.
     """
     names = Names(family, base, has_classifier=CLASSES in checkpoint)
     plan = TensorPlan()
@@ -137,7 +138,7 @@ def plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: F
 
 
 def apply_to_gguf(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
-    """Return the checkpoint after the conversion of ``plan_to_gguf``."""
+    """Return the checkpoint converted by a plan of ``plan_to_gguf``."""
     view = _omit_and_reorder(checkpoint, plan)
     scalars = {new: members for new, members in plan.stacks.items() if _are_vectors(checkpoint, new, members)}
     matrices = {new: members for new, members in plan.stacks.items() if new not in scalars}
@@ -147,7 +148,7 @@ def apply_to_gguf(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
 
 
 def apply_to_model(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
-    """Return the checkpoint after the conversion of ``plan_to_model``."""
+    """Return the checkpoint converted by a plan of ``plan_to_model``."""
     view = _omit_and_reorder(checkpoint, plan)
     view = unstack(view, plan.stacks) if plan.stacks else view
     return rename(view, plan.names)
@@ -159,12 +160,12 @@ def _omit_and_reorder(checkpoint: Checkpoint, plan: TensorPlan) -> Checkpoint:
 
 
 def _are_vectors(checkpoint: Checkpoint, stacked_name: str, members: list[str]) -> bool:
-    """Return whether all members of a stack are vectors of one element, which are joined into one vector."""
+    """Return whether all members of a stack have one element, so that they are joined into a vector."""
     return stacked_name.endswith(SCALE_NAMES) and all(checkpoint[name].shape == (1,) for name in members)
 
 
 def _omission_without_name(checkpoint: Checkpoint, name: str, config: Mapping[str, Any], family: Family) -> Omission:
-    """Return why a tensor without a name in llama.cpp is dropped."""
+    """Return the omission of a tensor that has no name in llama.cpp."""
     if name.endswith(superseded.FREQUENCIES):
         difference = superseded.changed_frequencies(checkpoint[name], config, family)
         if difference is not None:
@@ -180,7 +181,9 @@ def _omission_without_name(checkpoint: Checkpoint, name: str, config: Mapping[st
 
 
 def _omitted_head(checkpoint: Checkpoint, plan: TensorPlan) -> Omission:
-    """Return why a separate head is dropped: superseded if it equals the embedding, which llama.cpp uses instead."""
+    """Return the omission of a separate head; it is superseded if it equals the embedding, which llama.cpp uses
+    instead.
+    """
     head = checkpoint[_LM_HEAD]
     embedding = plan.old_name(EMBEDDING)
     embedding_tensor = None if embedding is None else checkpoint[embedding]
@@ -201,7 +204,7 @@ def _require_every_expert(new: str, members: Mapping[int, str]) -> None:
 
 
 def _order_rows(plan: TensorPlan, checkpoint: Checkpoint, heads: tuple[int, int], *, to_gguf: bool) -> None:
-    """Plan the order of rows of q and k; raises ``UnsupportedError`` ``architecture.rows``."""
+    """Add the order of rows of q and k to the plan; raises ``UnsupportedError`` ``architecture.rows``."""
     for old, new in plan.names.items():
         module = (new if to_gguf else old).rpartition(".")[0].rpartition(".")[2]
         if module not in ("attn_q", "attn_k") or old.endswith(SCALE_NAMES):

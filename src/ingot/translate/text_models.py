@@ -1,4 +1,4 @@
-"""The text model in a checkpoint whose names have other prefixes, or that has several parts (``text_config``)."""
+"""The text model of a checkpoint with other name prefixes, or of a multimodal model (``text_config``)."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def without_prefixes(name: str) -> str:
 
 
 def is_other_part(name: str) -> bool:
-    """Return whether a tensor belongs to a vision, audio or projector part, by its name in a model of several parts."""
+    """Return whether a tensor of a multimodal model, by its name, belongs to a vision, audio or projector part."""
     return _OTHER.match(without_prefixes(name)) is not None
 
 
 def part_omissions(names: Iterable[str], part: Part | None) -> dict[str, Omission]:
-    """Return an omission for each tensor outside of the part that a conversion requests; none without a part.
+    """Return an omission for each tensor outside of the requested part; none without a part.
 
     The embedding stays, because a projector may need a row of it.
     """
@@ -79,9 +79,9 @@ def part_omissions(names: Iterable[str], part: Part | None) -> dict[str, Omissio
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``config.json`` of the text model in a model of several parts; None for other models.
+    """Return the ``config.json`` of the text model of a multimodal model.
 
-    None too if Ingot does not translate the text model's family.
+    None for other models, and if Ingot does not translate the text model's family.
     """
     model_type = config.get("model_type")
     text = config.get(_TEXT)
@@ -104,15 +104,15 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def omitted_keys(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the keys that a ``text_config`` omits, with their defaults in transformers."""
+    """Return the keys that ``text`` lacks, with transformers' defaults."""
     present = {*text, *(_EXPERT_COUNTS if _EXPERT_COUNTS & set(text) else ())}
     return {key: value for key, value in _DEFAULTS.get(family.model_type, {}).items() if key not in present}
 
 
 def outer_metadata(config: Mapping[str, Any], family: Family) -> Typed:
-    """Return the GGUF metadata that depend on the ``config.json`` of the model of several parts (``Family.counted``).
+    """Return the GGUF metadata that depend on the outer ``config.json`` of a multimodal model (``Family.counted``).
 
-    Raises ``UnsupportedError`` ``architecture.config``: a key is no list.
+    Raises ``UnsupportedError`` ``architecture.config``: the value of a key is not a list.
     """
     metadata: Typed = {}
     for name, (key, default) in family.counted.items():
@@ -126,9 +126,9 @@ def outer_metadata(config: Mapping[str, Any], family: Family) -> Typed:
 
 
 def as_plain(config: Mapping[str, Any], family: Family) -> tuple[dict[str, Any], list[str]]:
-    """Return the ``config.json`` of the class with a head that computes the same for text, and notes.
+    """Return the ``config.json`` of an equivalent class with a head for text, and notes.
 
-    A config of any other family is unchanged.
+    The config is unchanged if the family has no such class.
     """
     if not family.plain:
         return dict(config), []
@@ -153,9 +153,9 @@ def as_plain(config: Mapping[str, Any], family: Family) -> tuple[dict[str, Any],
 def with_text_config(
     files: Mapping[str, str], config: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any], list[str]]:
-    """Return the files and the config of the text model of a model of several parts, and notes.
+    """Return the files and the config of a multimodal model's text model, and notes.
 
-    Those of other models are unchanged. ``files`` are texts by name.
+    For other models, both are unchanged. ``files`` are texts by name.
     """
     text = text_config(config)
     if text is None:
@@ -168,9 +168,9 @@ def with_text_config(
 
 
 def with_usual_names(checkpoint: Checkpoint, family: Family) -> View:
-    """Return the checkpoint with the tensor names of the family's class in transformers, and a note if names change.
+    """Return the checkpoint with the tensor names of the family's transformers class, and a note if names change.
 
-    Names may have another prefix, or lack the class's own (``model.``). Names that have neither are unchanged.
+    Stored names may have another prefix, or lack the prefix of the class (``model.``). Any other name is unchanged.
 
     Raises ``UnsupportedError`` ``architecture.names``: two tensors would have one name.
     """
@@ -190,9 +190,9 @@ def with_usual_names(checkpoint: Checkpoint, family: Family) -> View:
 
 
 def with_class_names(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
-    """Return a model folder's checkpoint with the names of the class that ``config.json`` names.
+    """Return a model folder's checkpoint with the tensor names of the class in ``config.json``.
 
-    Other classes than that of the family, such as those without a head, have other names, which stay as they are.
+    If the class is not that of the family, such as a class without a head, the names stay.
 
     Raises ``UnsupportedError`` ``architecture.names``.
     """
@@ -203,7 +203,7 @@ def with_class_names(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
 
 
 def new_names(names: Collection[str], family: Family) -> dict[str, str]:
-    """Return the names that change, and their names in the family's class in transformers."""
+    """Return a map from each name that changes to its name in the family's transformers class."""
     for outer in _OUTER:
         if names and all(name.startswith(outer) for name in names):
             inner = {name: name.removeprefix(outer) for name in names}
@@ -223,7 +223,7 @@ def new_names(names: Collection[str], family: Family) -> dict[str, str]:
 
 
 def _with_root(names: Collection[str], family: Family, wrapper: str, root: str) -> dict[str, str]:
-    """Return new names for names that lack the part ``root`` after the prefix ``wrapper``."""
+    """Return new names for names that lack ``root`` after the prefix ``wrapper``."""
     renamed = {}
     for name in names:
         inner = name.removeprefix(wrapper)

@@ -1,4 +1,4 @@
-"""Convert tokenizers between ``tokenizer.json`` and GGUF metadata: byte-level BPE, SentencePiece, WordPiece.
+"""Conversion of tokenizers between ``tokenizer.json`` and GGUF metadata: byte-level BPE, SentencePiece, WordPiece.
 
 Token types and names of pre-tokenizers are those of llama.cpp (``llama-vocab.cpp``, ``convert_hf_to_gguf.py``).
 """
@@ -94,7 +94,9 @@ def to_metadata(tokenizer: Mapping[str, Any], rows: int = 0) -> Vocabulary:
 
 
 def ids_by_convention(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return ids of special tokens that the model itself names: Unigram's unknown token, WordPiece's BERT tokens."""
+    """Return the ids of special tokens that the model type defines: Unigram's unknown token, WordPiece's BERT
+    tokens.
+    """
     model = tokenizer["model"]
     if model["type"] == UNIGRAM:
         unknown = model.get("unk_id")
@@ -107,7 +109,7 @@ def ids_by_convention(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def unsupported(reason: str, name: str = "tokenizer.json") -> UnsupportedError:
-    """Return the error for a tokenizer that GGUF metadata cannot hold."""
+    """Return the error for a tokenizer that GGUF metadata cannot describe."""
     return UnsupportedError(
         f"llama.cpp does not support this tokenizer: {reason}; --no-tokenizer writes a file without one, for token ids",
         rule=RULE,
@@ -201,7 +203,7 @@ def _is_merge(merge: Any) -> bool:
 
 
 def pairs_of(merges: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return merges, which files have as two texts, or as one text with a space between its halves."""
+    """Return merges as pairs. Files contain them as two texts, or as one text with a space in between."""
     if set(map(type, merges)) <= {str}:
         return [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
     return [(merge[0], merge[1]) if isinstance(merge, list | tuple) else merge.partition(" ")[::2] for merge in merges]
@@ -214,7 +216,7 @@ def _merge_texts(merges: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _scores(texts: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]) -> list[float]:
-    """Return SentencePiece's scores: tokens that are merged earlier have higher scores."""
+    """Return scores as in SentencePiece: a token that is merged earlier has a higher score."""
     rank: dict[str, int] = {}
     for index, (first, second) in enumerate(merges):
         rank.setdefault(first + second, index)
@@ -223,12 +225,12 @@ def _scores(texts: Sequence[str], types: Sequence[int], merges: Sequence[tuple[s
 
 
 def _is_wrapping(step: Any) -> bool:
-    """Return whether a step is one of the two post-processors that only add a token before and after each text."""
+    """Return whether a step is a post-processor that only adds a token before and after each text."""
     return isinstance(step, Mapping) and step.get("type") in ("RobertaProcessing", "BertProcessing")
 
 
 def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
-    """Return whether a space is added before a text, by a ``Prepend`` normalizer or a ``Metaspace`` step."""
+    """Return whether the tokenizer adds a space before a text, by ``Prepend`` or ``Metaspace``."""
     before = wordpiece_unigram.steps_of(tokenizer.get("normalizer"), "normalizers")
     cut = wordpiece_unigram.steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
     spaces = [step for step in cut if step.get("type") == "Metaspace"]
@@ -238,20 +240,21 @@ def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def to_files(metadata: Mapping[str, Any], original: Mapping[str, Any] = {}) -> tuple[dict[str, Any], list[str]]:
-    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, and notes on texts that they tokenize
-    differently from llama.cpp.
+    """Return ``tokenizer.json`` and ``tokenizer_config.json`` from GGUF metadata, and notes.
+
+    The notes name texts that these files tokenize differently from llama.cpp.
 
     Parameters
     ----------
     metadata : mapping
         Metadata of a GGUF file; if it has no tokenizer, no files are returned.
     original : mapping
-        The ``tokenizer_config.json`` that the file was made from, if it contains it.
+        The original ``tokenizer_config.json``, if the file contains it.
 
     Raises
     ------
     UnsupportedError
-        ``architecture.tokenizer``: a model that ``tokenizer.json`` does not support, or two tokens of one text.
+        ``architecture.tokenizer``: a model that ``tokenizer.json`` does not support, or two tokens with one text.
     """
     model = metadata.get(MODEL)
     if model is None or model in NO_VOCABULARIES:
@@ -276,7 +279,7 @@ def to_files(metadata: Mapping[str, Any], original: Mapping[str, Any] = {}) -> t
 
 
 def special_sections(metadata: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the added tokens and the post-processor of the ``tokenizer.json`` that ``to_files`` returns.
+    """Return the added tokens and the post-processor of the ``tokenizer.json`` from ``to_files``.
 
     The result is empty if the metadata have no tokenizer. Raises the errors of ``to_files``.
     """
@@ -311,7 +314,7 @@ def _special_sections(
 
 
 def _ids_of_roles(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
-    """Return the ids of special tokens that the metadata name, by role."""
+    """Return the ids of special tokens in the metadata, by role."""
     names = {role: name for role, name in IDS.items() if role not in (*_TEMPLATE_ROLES, *_UNSTATED_ROLES)}
     is_wordpiece = metadata[MODEL] == wordpiece_unigram.WPM
     names |= {"cls": "bos"} if is_wordpiece else {role: role for role in _TEMPLATE_ROLES}
@@ -349,8 +352,10 @@ def _unsupported_by_files(reason: str) -> UnsupportedError:
 
 
 def _flags(token: Mapping[str, Any], text: str) -> dict[str, bool]:
-    """Return the flags of a token of ``tokenizer_config.json``, for example ``lstrip``; none if its text is not
-    ``text``."""
+    """Return the flags of a token in ``tokenizer_config.json``, such as ``lstrip``.
+
+    The result is empty if the token's text is not ``text``.
+    """
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     return (
         {key: token[key] for key in flags if isinstance(token.get(key), bool)} if token.get("content") == text else {}
@@ -381,7 +386,7 @@ def _bpe_files(
 
 
 def _spaced_bpe_files(vocab: Mapping[str, int], merges: list[list[str]], steps: pretokenizers.Steps) -> dict[str, Any]:
-    """Return the fields of a BPE whose tokens are text with marks for spaces, and bytes for unknown characters."""
+    """Return the fields of a BPE model whose tokens are text with marks for spaces; unknown characters become bytes."""
     mark = {"type": "Replace", "pattern": {"String": " "}, "content": wordpiece_unigram.SPACE}
     unmark = {"type": "Replace", "pattern": {"String": wordpiece_unigram.SPACE}, "content": " "}
     return {
@@ -444,7 +449,7 @@ def _sentencepiece_files(
 
 
 def _merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Return the pairs of tokens that form a token, those with the highest score first, as transformers builds them."""
+    """Return the pairs of tokens that form a token, by falling score, as transformers builds them."""
     merges = list[list[str]]()
     for text in sorted(vocab, key=lambda text: -scores[vocab[text]]):
         if len(text) > _MAX_TOKEN:
@@ -469,7 +474,10 @@ def _bpe_model(vocab: Mapping[str, int], merges: list[list[str]], changes: Mappi
 
 
 def _roberta_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
-    """Return RoBERTa's post-processor, with two tokens between a pair of texts; a template if a token is missing."""
+    """Return RoBERTa's post-processor, with two tokens between a pair of texts.
+
+    If a token is missing, return a template instead.
+    """
     if bos is None or eos is None:
         return _template_processor(bos, eos)
     return {
@@ -479,7 +487,7 @@ def _roberta_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None)
 
 
 def _template_processor(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> dict[str, Any]:
-    """Return the template that adds a token before each text, and one after it."""
+    """Return a template that adds ``bos`` before and ``eos`` after each text."""
     first, second = ({"Sequence": {"id": name, "type_id": token_id}} for token_id, name in enumerate("AB"))
     ids = {text: {"id": text, "ids": [token_id], "tokens": [text]} for text, token_id in filter(None, (bos, eos))}
     start, again, end, last = (

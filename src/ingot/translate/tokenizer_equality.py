@@ -1,7 +1,8 @@
-"""Whether the ``tokenizer.json`` that GGUF metadata yield behaves as the original file.
+"""Comparison of an original ``tokenizer.json`` with the one that Ingot rebuilds from GGUF metadata.
 
-Both files are compared section by section, without what has no effect: defaults that a file may leave out, sequences
-of one step, and steps that change nothing. No package is needed, so that equal folders give equal GGUF files.
+Both files are compared section by section. Differences without effect are ignored: defaults that a file may omit,
+sequences of one step, and steps that change nothing. No package is needed, so equal folders give equal GGUF files on
+every installation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MAX_DEPTH = 8
 
 
 def why_not_rebuilt(original: Mapping[str, Any], settings: Mapping[str, Any], typed: keys.Typed) -> str:
-    """Return why GGUF metadata do not give back a tokenizer that behaves as the original; empty if they do.
+    """Return why a tokenizer that is rebuilt from GGUF metadata would differ; empty if it would not.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ def why_not_rebuilt(original: Mapping[str, Any], settings: Mapping[str, Any], ty
 
 
 def _steps(section: Any, depth: int = _MAX_DEPTH) -> list[Any]:
-    """Return the steps of a section in order, without the sequences that contain them."""
+    """Return the steps of a section in order, with nested sequences flattened."""
     if not isinstance(section, Mapping) or section.get("type") != "Sequence" or depth == 0:
         return [] if section is None else [section]
     members = next((section[key] for key in _MEMBERS if key in section), None)
@@ -81,7 +82,7 @@ def _normalizer(file: Mapping[str, Any]) -> list[Any]:
 
 
 def _pre_tokenizer(file: Mapping[str, Any]) -> list[Any]:
-    """Return the splits; a split at a text is left out if the last normalizer has replaced that text."""
+    """Return the splits. A split at a text is omitted if the last normalizer has already replaced that text."""
     steps = _steps(file.get("pre_tokenizer"))
     last = (_normalizer(file) or [None])[-1]
     if _type(last) == "Replace":
@@ -98,7 +99,7 @@ def _text_pattern(step: Mapping[str, Any]) -> str | None:
 
 
 def _post_processor(file: Mapping[str, Any]) -> list[Any]:
-    """Return the steps, without those that add no token and change no offset."""
+    """Return the steps of the post-processor that add a token or change an offset."""
     first, second = ({"Sequence": {"id": name, "type_id": index}} for index, name in enumerate("AB"))
     inert = ("TemplateProcessing", [first], [first, second])
     return [
@@ -110,14 +111,14 @@ def _post_processor(file: Mapping[str, Any]) -> list[Any]:
 
 
 def _decoder(file: Mapping[str, Any]) -> list[Any]:
-    """Return the steps; no setting of ``ByteLevel`` has an effect on decoding."""
+    """Return the steps of the decoder, without settings of ``ByteLevel``, which have no effect."""
     return [_BYTE_LEVEL if _type(step) == _BYTE_LEVEL else step for step in _steps(file.get("decoder"))]
 
 
 def _added_tokens(file: Mapping[str, Any]) -> Any:
-    """Return id, text and flags of the added tokens, by id.
+    """Return the id, text and flags of the added tokens, by id.
 
-    Without a normalizer, ``normalized`` only separates tokens with the flag from tokens without it.
+    Without a normalizer, the flag ``normalized`` only divides the tokens into two groups.
     """
     tokens = file.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(
@@ -133,9 +134,9 @@ def _added_tokens(file: Mapping[str, Any]) -> Any:
 
 
 def _model(file: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model with its defaults, and with the added tokens that it cannot produce itself.
+    """Return the model with its defaults, and the added tokens that it cannot produce itself.
 
-    A vocabulary with all bytes has no unknown characters, so that settings for them have no effect.
+    If the vocabulary contains all bytes, settings for unknown characters have no effect and are omitted.
     """
     declared = file.get("model")
     declared = declared if isinstance(declared, Mapping) else {}
@@ -153,10 +154,10 @@ def _model(file: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unreachable(file: Mapping[str, Any], *, ignore_merges: bool) -> dict[str, int]:
-    """Return the ids of added tokens that a BPE with their texts in its vocabulary would never produce.
+    """Return the ids of added tokens that a BPE would never produce from the vocabulary.
 
-    Texts of several characters need merges. With ``ignore_merges`` a word that is a token needs none; in ASCII, its
-    text is the added token's, which is split off before.
+    A text of several characters needs merges. With ``ignore_merges``, a word that is a token needs none; but a word in
+    ASCII that equals an added token was split off before.
     """
     return {
         text: token_id

@@ -1,4 +1,4 @@
-"""Whether the package ``tokenizers`` reads a ``tokenizer.json``: the keys that each component must have."""
+"""A check whether the package ``tokenizers`` can read a ``tokenizer.json``, by the required keys of each component."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_DEPTH = 8
 
 
 def why_unreadable(tokenizer: Mapping[str, Any]) -> str:
-    """Return the first component that lacks keys without which ``tokenizers`` reads no file; empty if there is none."""
+    """Return the first component that lacks a required key; empty if ``tokenizers`` can read the file."""
     for section in _SECTIONS:
         for component in _components(tokenizer.get(section), _MAX_DEPTH):
             name = str(component.get("type"))[:80]
@@ -47,7 +47,7 @@ def _keys_of(name: str, section: str) -> tuple[str, ...]:
 
 
 def _components(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-    """Yield a component, and those that a sequence contains."""
+    """Yield a component, and the components of a sequence."""
     if not isinstance(value, Mapping) or depth == 0:
         return
     yield value

@@ -1,4 +1,4 @@
-"""Errors and notes for families that Ingot does not translate, and for files that their runtime does not open."""
+"""Errors and notes on families that Ingot does not translate, and on files that their runtime cannot open."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def require_family(config: Mapping[str, Any] | None, location: str) -> Family:
 
 
 def unknown_architecture(metadata: Mapping[str, Any], location: str) -> UnsupportedError:
-    """Return the error for a GGUF file whose architecture Ingot has no transformers names for."""
+    """Return the error for a GGUF file whose architecture Ingot cannot translate to transformers' names."""
     arch = metadata.get("general.architecture")
     reason = (
         "the metadata have no general.architecture, which states the tensors' family of models"
@@ -61,7 +61,7 @@ def unknown_architecture(metadata: Mapping[str, Any], location: str) -> Unsuppor
 
 
 def missing_config(family: Family, location: str) -> UnsupportedError:
-    """Return the error for a GGUF file whose metadata do not state all of a family's ``config.json``."""
+    """Return the error for a GGUF file without ``config.json``, if its metadata do not determine the config."""
     return UnsupportedError(
         f"the metadata of llama.cpp's {family.arch} do not state all that transformers' config.json needs, and the "
         "file has no config.json in it; convert the model's folder instead, or pass --keep-names",
@@ -79,7 +79,9 @@ def keep_names_note(target: str) -> str:
 
 
 def unopened_note(source: Source) -> str:
-    """Return why llama.cpp or mlx_lm does not open a GGUF file or MLX folder, by its headers; empty if it may."""
+    """Return why llama.cpp or mlx_lm cannot open a GGUF file or MLX folder, by its headers; empty if there is no
+    reason.
+    """
     metadata = source.catalog.metadata
     if source.format.name == "gguf":
         arch = metadata.get("general.architecture")
@@ -97,9 +99,10 @@ def unopened_note(source: Source) -> str:
 
 
 def unknown_gguf_names(metadata: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Return the names that the file's architecture does not have, by the table of the package gguf.
+    """Return the names that gguf's table does not list for the file's architecture.
 
-    Empty if the package is missing or does not support the architecture, and for adapters and projectors.
+    The result is empty for adapters and projectors, and if the package gguf is missing or does not support the
+    architecture.
     """
     architecture = metadata.get("general.architecture")
     if metadata.get("general.type") in ("adapter", MMPROJ):

@@ -56,7 +56,7 @@ _ROWS = "architecture.rows"
 
 
 def is_translated(checkpoint: Checkpoint) -> bool:
-    """Return whether tensors already have llama.cpp's names: in a GGUF file, or in a container made from one."""
+    """Return whether the tensors already have llama.cpp's names, because the source is or was a GGUF file."""
     return has_model_metadata(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
 
 
@@ -145,7 +145,7 @@ def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "
 def _describe_rounding(
     view: Checkpoint, changes: Mapping[str, Change], inverted: Sequence[str], computed: Sequence[str]
 ) -> Iterator[str]:
-    """Describe values that the view rounds: norms after adding 1, and NVFP4 scales replaced by their reciprocals."""
+    """Yield notes on values that the view rounds: norms plus 1, and reciprocals of NVFP4 scales."""
     rounded = [name for name, planned in changes.items() if planned.plus and not _is_reversible(view[name], planned)]
     if rounded:
         yield f"the last bits of {', '.join(rounded[:3])}, where 1 + w is rounded"
@@ -196,7 +196,7 @@ def _require_rows(checkpoint: Checkpoint, plan: TensorPlan, config: Mapping[str,
 
 
 def _classes(checkpoint: Checkpoint, plan: TensorPlan) -> int:
-    """Return the number of a classifier's outputs; 0 without one."""
+    """Return the number of outputs of a classifier; 0 if there is none."""
     old = plan.old_name(CLASSES)
     return checkpoint[old].shape[0] if old is not None and checkpoint[old].shape else 0
 
@@ -208,7 +208,7 @@ def _new_names(plan: TensorPlan, names: Collection[str]) -> frozenset[str]:
 
 
 def _drop_padding_positions(view: Checkpoint, config: Mapping[str, Any]) -> tuple[Checkpoint, int]:
-    """Return the view without the positions that no token uses, and their count.
+    """Return the view without the position embeddings that no token uses, and their number.
 
     Raises ``UnsupportedError`` ``architecture.rows``: no position would remain.
     """
@@ -311,7 +311,9 @@ def to_model(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = 
 
 
 def _keep_unread(metadata: Mapping[str, Any], family: Family) -> tuple[dict[str, bytes], list[str], list[str]]:
-    """Return the file with metadata that no other file of the folder holds, notes, and what is dropped."""
+    """Return a file with metadata that no other file of the folder contains, notes, and the names of dropped
+    metadata.
+    """
     unread = [*_unread_keys(metadata, family)]
     files = foreign_metadata.to_files(metadata, unread)
     names = f"metadata {', '.join(unread[:6])}" + (f" and {len(unread) - 6} more" if len(unread) > 6 else "")
@@ -340,13 +342,13 @@ def _files(
 
 
 def _without_token_ids(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without ids of special tokens that the stored tokenizer files name as the metadata do."""
+    """Return the config without ids of special tokens that are equal in the tokenizer files and in the metadata."""
     ids = companions.special_ids(metadata, companions.stored_files(metadata))
     return {key: value for key, value in config.items() if ids.get(key.removesuffix("_token_id")) != value}
 
 
 def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict[str, Any]]:
-    """Return the family of a GGUF file, and the ``config.json`` that the file was made from.
+    """Return the family of a GGUF file, and the original ``config.json`` that the file contains.
 
     The config is empty if the file does not contain it, or if it belongs to another architecture.
     """
@@ -362,7 +364,10 @@ def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict
 
 
 def _widening_changes(view: Checkpoint, family: Family) -> dict[str, Change]:
-    """Return the changes to tensors that llama.cpp requires in f32 (``GgufFormat.required_dtype``), by name."""
+    """Return the changes of small tensors that llama.cpp requires in f32, by name (``GgufFormat.required_dtype``).
+
+    They are casts to f32, the addition of 1 to norms, and the removal of a dimension of 1 from shared experts' gates.
+    """
     changes = {}
     for name, tensor in view.items():
         plus = 1.0 if family.shifted and name.endswith("norm.weight") else 0.0
@@ -374,7 +379,7 @@ def _widening_changes(view: Checkpoint, family: Family) -> dict[str, Change]:
 
 
 def _narrowing_changes(view: Checkpoint, family: Family, plan: TensorPlan) -> dict[str, Change]:
-    """Return the changes to small f32 tensors, by name: the main dtype is used if it holds their values exactly."""
+    """Return the casts of small f32 tensors to the main dtype, by name, if they are exact."""
     main = _main_dtype(view)
     before = {new: old for old, new in plan.names.items()}
     changes = {}
@@ -393,7 +398,7 @@ def _narrowing_changes(view: Checkpoint, family: Family, plan: TensorPlan) -> di
 
 
 def _narrowing_computed(view: Checkpoint, family: Family) -> dict[str, Change]:
-    """Return the changes to tensors that a step computed in f32: the main dtype is used if it holds their values."""
+    """Return the casts of tensors that a step computed in f32 to the main dtype, if they are exact."""
     main = _main_dtype(view)
     changes = {}
     for name in computed_names(view, family) if main in ("f16", "bf16") else ():
@@ -405,7 +410,7 @@ def _narrowing_computed(view: Checkpoint, family: Family) -> dict[str, Change]:
 
 
 def _is_reversible(tensor: Tensor, planned: Change) -> bool:
-    """Return whether subtracting what was added restores every bit."""
+    """Return whether subtracting the added number restores the exact values."""
     return bool(np.array_equal(planned.values(tensor) - np.float32(planned.plus), tensor.numpy("f32")))
 
 
@@ -443,7 +448,7 @@ def relabel(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[
 
 
 def _unread_keys(metadata: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Yield metadata keys that no file of the folder holds, unless the family's value is 0, which has no effect."""
+    """Yield metadata keys that no file of the folder contains, except for zeros without effect."""
     about = {f"general.{name}" for name in ("architecture", "type", "alignment", "file_type", "quantization_version")}
     read = {ABOUT, TOKENIZER_KEY, f"{family.arch}.{next_token.KEY}", *about, *hyper.read_keys(family), *keys.READ}
     stored = companions.stored_files(metadata)

@@ -1,4 +1,4 @@
-"""Match a tokenizer's tokens to the rows of the embedding: llama.cpp needs one token per row."""
+"""Matching of a tokenizer's tokens with the rows of the embedding; llama.cpp needs one token per row."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer's tokens as GGUF metadata, a token for each row of the embedding.
+    """A tokenizer's tokens as GGUF metadata, one token per row of the embedding.
 
     Parameters
     ----------
     typed : dict
         Metadata with tokens, types, scores or merges.
     dropped : list of str
-        Descriptions of what llama.cpp does differently.
+        Descriptions of differences in llama.cpp.
     outside : dict
         Tokens without a row, by id; ``typed`` does not contain them.
     """
@@ -33,9 +33,9 @@ class Vocabulary:
     outside: dict[int, str] = field(default_factory=dict)
 
     def to_metadata(self, rows: int) -> tuple[Typed, list[str]]:
-        """Return the metadata without merges of tokens that have no row, and a note about those tokens.
+        """Return the metadata, and a note on tokens without a row, whose merges are removed.
 
-        Raises ``UnsupportedError`` ``architecture.tokens``: two tokens with one text, on which llama.cpp aborts.
+        Raises ``UnsupportedError`` ``architecture.tokens``: two tokens with one text, for which llama.cpp aborts.
         """
         _require_distinct(self.typed[TOKENS][1])
         if not self.outside:
@@ -54,9 +54,9 @@ def lay_out(tokens: Mapping[int, str], rows: int) -> tuple[list[str], dict[int, 
     Parameters
     ----------
     tokens : mapping
-        Texts by ids of 0 or more.
+        Texts by non-negative ids.
     rows : int
-        Rows of the embedding; 0 if unknown, for one more than the largest id.
+        Rows of the embedding. If it is 0, they are unknown, and the largest id is in the last row.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def _pad(token_id: int, used_texts: Container[str]) -> str:
 
 
 def require_rows(special: Mapping[str, int], rows: int) -> None:
-    """Raise ``UnsupportedError`` ``architecture.tokens`` if a special token in use has no row of the embedding."""
+    """Raise ``UnsupportedError`` ``architecture.tokens`` if the embedding has no row for a special token in use."""
     if special:
         named = ", ".join(f"{role}_token {token_id}" for role, token_id in special.items())
         raise UnsupportedError(

@@ -1,4 +1,6 @@
-"""Convert WordPiece (llama.cpp's ``bert``) and SentencePiece's Unigram (``t5``) tokenizers, both ways."""
+"""Conversion of WordPiece (llama.cpp's ``bert``) and SentencePiece's Unigram (``t5``) tokenizers, in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def wordpiece_differences(tokenizer: Mapping[str, Any], texts: Sequence[str]) ->
 
 
 def case_metadata(tokenizer: Mapping[str, Any]) -> Typed:
-    """Return GGUF metadata of a WordPiece tokenizer that keeps upper case or accents, unlike llama.cpp's default."""
+    """Return GGUF metadata of a WordPiece tokenizer that preserves upper case or accents, unlike llama.cpp's
+    default.
+    """
     normalizer = tokenizer.get("normalizer")
     normalizer = normalizer if isinstance(normalizer, Mapping) else {}
     lowers = normalizer.get("type") == "BertNormalizer" and normalizer.get("lowercase") is True
@@ -98,9 +102,10 @@ def wordpiece(metadata: Mapping[str, Any], vocab: Mapping[str, int], settings: M
 
 
 def unigram_metadata(tokenizer: Mapping[str, Any], types: Sequence[int]) -> tuple[Typed, list[str]]:
-    """Return the metadata of a Unigram tokenizer without its tokens, and descriptions of what GGUF cannot hold.
+    """Return the metadata of a Unigram tokenizer without its tokens, and descriptions of settings that GGUF cannot
+    store.
 
-    ``types`` are the GGUF types of the tokens, of which the tokenizer's vocabulary may have fewer.
+    ``types`` are the GGUF types of all tokens; the tokenizer's own vocabulary may be smaller.
     """
     vocab = tokenizer["model"]["vocab"]
     dropped = list[str]()

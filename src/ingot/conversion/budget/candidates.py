@@ -1,6 +1,6 @@
 """The options of a budget search: groups of tensors that share one type, and the effect of each type.
 
-A type is what a budget chooses among (``--types``): a preset or recipe that stores each tensor in a certain way.
+A type (``--types``) is a preset or recipe that stores each tensor in a certain way.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ _POINTS = 12
 class Target:
     """The limit of a search.
 
-    It has the maximum size of all weight files in bytes (None if the limit is a divergence) and the number of elements.
+    It has the maximum size of all weight files in bytes, None if the divergence is limited, and the number of elements.
     """
 
     size: int | None

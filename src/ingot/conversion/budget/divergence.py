@@ -36,20 +36,22 @@ _DIVERGENCE: Registry[Any] = Registry("divergence", (("model", "ingot.runtime.ev
 
 
 class Kl(NamedTuple):
-    """Mean KL(source || result) in nats per token, and its 95 % bootstrap interval, None for few windows."""
+    """Mean KL(source || result) in nats per token, and its 95 % bootstrap interval, which is None for few windows."""
 
     mean: float
     interval: Interval | None = None
 
 
 class Divergence(Protocol):
-    """A function that measures models against one source, always on the same windows, which ``over`` describes."""
+    """A function that measures the divergence of models from one source on the same windows; ``over`` describes
+    these.
+    """
 
     @property
     def over(self) -> str: ...
 
     def __call__(self, path: str, *, alone: bool) -> Kl:
-        """Return the divergence of the model at ``path``; ``alone`` means that it is a weight file without a model
+        """Return the divergence of the model at ``path``; ``alone`` states that it is a weight file without a model
         folder.
         """
 

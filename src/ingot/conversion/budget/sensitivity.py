@@ -4,7 +4,7 @@ W is the matrix, D its error, A the second moment of its inputs and G that of it
 (``model.statistics``). The loss depends on the available statistics:
 
 - Both factors: half of ``tr(G D A D^T)`` is the divergence of the model's outputs in nats per token, to second order
-  ("YAQA", arXiv 2505.22988). It is absolute and adds up over matrices.
+  ("YAQA", arXiv 2505.22988). It is absolute, and losses of several matrices can be added.
 - A head: its outputs are the vocabulary. Half of ``tr(D A D^T)`` per row would be the divergence if all next tokens
   were equally likely; a quarter of that is used.
 - An embedding: A is the moment of the gradients of its rows, so half of ``tr(D A D^T)`` per row is the divergence if
@@ -12,8 +12,8 @@ W is the matrix, D its error, A the second moment of its inputs and G that of it
 - Inputs alone: the relative squared error of the outputs, ``tr(D A D^T) / tr(W A W^T)``.
 - No statistics: the relative squared error of the weights, ``|D|^2 / |W|^2``, times their number.
 
-To make relative errors comparable to divergences, they are multiplied by a coefficient: the ratio of both for white
-noise with the norm of the matrix, as a geometric mean over the matrices that have both.
+A coefficient converts relative errors to divergences. It is the ratio of divergence to relative error for white noise
+with the norm of the matrix, as a geometric mean over the matrices that have both.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Sample:
 
     ``rows`` has their values in f32, ``values`` in the dtype of the tensor. ``indices`` are the rows' indices in the
     matrix; None if the sample has parts of rows. ``count`` is the number of rows of the matrix. For an embedding or a
-    head with input statistics, ``share`` is the divergence as a share of the error per row.
+    head with input statistics, ``share`` is the divergence divided by the error per row.
     """
 
     rows: Array

@@ -1,1 +1,1 @@
-"""Convert to ONNX models: put weights into a graph."""
+"""Convert to ONNX models: replace the weights of a graph."""

@@ -126,10 +126,10 @@ def _selects_by_names(format: Format) -> bool:
 
 
 def align_orientation(view: Checkpoint, reference: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with codes of ``MatMulNBits`` transposed if the other one has them transposed.
+    """Return the checkpoint with codes of ``MatMulNBits`` transposed if ``reference`` has them transposed.
 
-    A matrix of the other checkpoint corresponds if it has the original name of the packed one and its transposed shape.
-    Without this step a comparison would report equal matrices as different.
+    Matrices correspond if the reference's matrix has the original name of the packed one and its transposed shape.
+    Without this step, a comparison would report equal matrices as different.
     """
     format = FORMATS[view.format]
     if (

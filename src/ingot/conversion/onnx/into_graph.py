@@ -43,7 +43,7 @@ def into_graph(checkpoint: Checkpoint, path: AnyPath) -> Checkpoint:
 
 
 def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
-    """Return the constants of an ONNX graph, replaced by tensors of a checkpoint, and a note on those not replaced.
+    """Return the constants of an ONNX graph, replaced by tensors of a checkpoint, and a note on constants that stay.
 
     A tensor replaces the constant that has its name, or its name with a suffix that quantization tools add, or the
     constant of the operator that has its name. A matrix of a ``MatMul`` stays packed if ``MatMulNBits`` supports its
@@ -53,7 +53,7 @@ def place_in_graph(checkpoint: Checkpoint, path: AnyPath) -> View:
     Raises
     ------
     UsageError
-        ``attachments.none``: no ONNX model; ``convert.graph``: tensors and weights of the graph do not fit together.
+        ``attachments.none``: no ONNX model; ``convert.graph``: tensors and weights of the graph do not match.
         The message lists them.
     """
     location = Location.parse(path)

@@ -1,4 +1,6 @@
-"""A cursor that reads the numbers and strings of a GGUF header in order and checks each against the file's size."""
+"""A cursor that reads the numbers and strings of a GGUF header in order. Each read is checked against the file's
+size.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _WINDOW = 1 << 18
 
 
 class Records(NamedTuple):
-    """Tensor infos: names, offsets of the sizes of each tensor, and number of sizes of each tensor."""
+    """The infos of consecutive tensors: the name, the offset of the dimensions in the file, and the rank of each
+    tensor.
+    """
 
     names: list[str]
     starts: array[int]
@@ -89,9 +93,9 @@ class Cursor:
         return values
 
     def count(self, min_bytes: int, rule: str, items: str) -> int:
-        """Return the next 64-bit count of items of at least ``min_bytes`` each.
+        """Return the next u64, a number of items that take at least ``min_bytes`` each.
 
-        Raises ``FormatError`` with ``rule`` if the rest of the file is too short for them. ``items`` names them in the
+        Raises ``FormatError`` with ``rule`` if the remaining file is too short for them. ``items`` names them in the
         message.
         """
         count = self.number("Q")
@@ -103,8 +107,9 @@ class Cursor:
         return int(count)
 
     def elements(self, min_bytes: int, element_type: str, location: str) -> int:
-        """Return the next length of an array; raise ``gguf.array`` if its elements, ``min_bytes`` each, exceed the
-        file.
+        """Return the next u64, the length of an array whose elements take at least ``min_bytes`` each.
+
+        Raises ``FormatError`` ``gguf.array`` if the remaining file is too short for them.
         """
         count = self.count(min_bytes, "gguf.array", f"elements ({element_type})")
         self._elements += count
@@ -150,9 +155,9 @@ class Cursor:
         return self._data[start:end]
 
     def strings(self, count: int) -> list[str] | None:
-        """Return the next ``count`` strings.
+        """Return the next ``count`` strings; None if one is not UTF-8 or exceeds the file.
 
-        Return None if a string is not UTF-8 or exceeds the file; the cursor then does not move.
+        If the result is None, the cursor does not move.
         """
         texts: list[str] = []
         position = self.position
@@ -176,9 +181,9 @@ class Cursor:
         return texts
 
     def records(self, count: int, max_rank: int) -> Records | None:
-        """Return the next ``count`` tensor infos.
+        """Return the next ``count`` tensor infos; None if one needs the slower checks.
 
-        Return None if an info exceeds the file, has more than ``max_rank`` sizes, or has a name that is not UTF-8; the
+        It does if it exceeds the file, has more than ``max_rank`` dimensions, or has a name that is not UTF-8. The
         cursor then does not move.
         """
         records = Records([], array("q"), array("B"))

@@ -26,7 +26,7 @@ _WIDE_ENDINGS = (
 
 
 class GgufFormat(Format):
-    """The files of llama.cpp: blocked or dense tensors, all metadata, and the tokenizer, in one file or a split."""
+    """The files of llama.cpp: tensors in blocks or dense, all metadata, and the tokenizer, in one file or several."""
 
     name = "gguf"
     suffixes: tuple[str, ...] = (SUFFIX,)
@@ -42,7 +42,10 @@ class GgufFormat(Format):
         return name.lower().endswith(SUFFIX) or head.startswith(MAGIC)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return ``model.gguf``, the only file with the suffix, or the first file of the only split; else None."""
+        """Return the file to open in a folder; None if the choice is ambiguous.
+
+        It is ``model.gguf``, the only file with the suffix, or the first file of the only split.
+        """
         matching = sorted(name for name in names if name.lower().endswith(SUFFIX) and not name.startswith("."))
         if f"model{SUFFIX}" in matching:
             return f"model{SUFFIX}"
@@ -50,14 +53,14 @@ class GgufFormat(Format):
         return matching[0] if len(artifacts) == 1 else None
 
     def why_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why llama.cpp could not read the tensor from a file; None if it could."""
+        """Return why llama.cpp cannot load the tensor from a file; None if it can."""
         return why_unsupported(spec)
 
     def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Return f32 for a tensor that llama.cpp requires in f32; None for any other tensor.
 
-        These are vectors, biases, small tensors of state-space layers and convolutions, the matrices that choose
-        experts, and BERT's embeddings of positions and types. With another type llama.cpp aborts.
+        These are vectors, biases, small tensors of state-space layers and convolutions, routers of experts, and BERT's
+        embeddings of positions and types. With another type, llama.cpp aborts.
         """
         is_wide = name in _WIDE or name.endswith(_WIDE_ENDINGS) or ".ffn_gate_inp" in name
         return "f32" if len(shape) <= 1 or is_wide else None
@@ -67,7 +70,10 @@ class GgufFormat(Format):
         return read(store, name)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the metadata with a type for each value, from ``ingot.gguf`` or inferred; raises ``gguf.metadata``."""
+        """Return the metadata with a GGUF type for each value, declared by ``ingot.gguf`` or inferred.
+
+        Raises ``UnsupportedError`` ``gguf.metadata``.
+        """
         return to_gguf_metadata(values)
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:

@@ -40,7 +40,7 @@ def type_of(spec: TensorSpec) -> str:
 
 
 def why_unsupported(spec: TensorSpec) -> str | None:
-    """Return why a GGUF file cannot store this tensor, by the rules of llama.cpp's reader; None if it can."""
+    """Return why a GGUF file cannot store this tensor, by the rules of llama.cpp's reader; None if a file can."""
     size = len(spec.name.encode(errors="replace"))
     if size > MAX_NAME or "\0" in spec.name or not is_text(spec.name):
         return (
@@ -79,11 +79,12 @@ def _why_unsupported_parts(spec: TensorSpec, expected: Sequence[PartSpec]) -> st
 def describe_types(
     metadata: Mapping[str, Any], specs: Sequence[TensorSpec], requested: int | None = None
 ) -> dict[str, Any]:
-    """Return metadata (from ``to_gguf_metadata``) with the keys that describe the types of the tensors ``specs``.
+    """Return ``metadata`` with the keys that describe the types of the tensors ``specs``.
 
-    If a tensor has blocks and ``general.quantization_version`` is missing, this key is added. ``general.file_type``
-    becomes ``requested`` if that is set. An existing value stays if a tensor has the type that it names, because it may
-    name a mixture such as ``Q4_K_M``. Otherwise it becomes the type that takes the most bytes.
+    ``metadata`` is a result of ``to_gguf_metadata``. If a tensor has blocks, a missing ``general.quantization_version``
+    is added. ``general.file_type`` becomes ``requested`` if that is set. If a tensor has the type of an existing value,
+    the value stays, because it may name a mixture such as ``Q4_K_M``. Otherwise it becomes the type that takes the most
+    bytes.
     """
     sizes: Counter[str] = Counter()
     for spec in specs:
@@ -113,7 +114,7 @@ for _number, _name in BLOCKED.items():
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor's entry.
+    """A tensor's entry in the header.
 
     ``type`` is a dense element type or a block type; ``offset`` counts bytes from the start of the data.
     """
@@ -126,10 +127,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Infos:
-    """Valid tensor infos, the alignment of the tensors, and the start and end of their data.
+    """Checked tensor infos, the alignment of the tensors, and the start and end of their data.
 
-    ``sizes`` contains a row of ``MAX_RANK`` sizes per tensor, the fastest dimension first. Only the first ``ranks[i]``
-    sizes of row i are valid.
+    ``sizes`` has a row of ``MAX_RANK`` sizes per tensor, the fastest-varying dimension first. Only the first
+    ``ranks[i]`` sizes of row i are valid.
     """
 
     rows: dict[str, int]
@@ -153,10 +154,10 @@ class Infos:
 
 
 def read_infos(cursor: Cursor, count: int, alignments: Sequence[int]) -> Infos | None:
-    """Read the infos of ``count`` tensors; the tensors' alignment is the first of ``alignments`` that fits.
+    """Read the infos of ``count`` tensors; the alignment is the first of ``alignments`` that agrees with their offsets.
 
-    Return None if a rule may be broken. The cursor then does not move, and the caller runs the slower checks, which
-    name the rule.
+    Return None if a rule may be broken. The cursor then does not move, and the caller runs slower checks, which name
+    the rule.
     """
     before = cursor.position
     records = cursor.records(count, MAX_RANK)
@@ -182,7 +183,10 @@ def _check(records: Records, cursor: Cursor, alignments: Sequence[int]) -> Infos
 
 
 def _fields(starts: Array, ranks: Array, cursor: Cursor) -> tuple[Any, Any, Any]:
-    """Return sizes [tensors, MAX_RANK], types and offsets; the infos begin at ``starts``, and unused sizes are 1."""
+    """Return sizes [tensors, MAX_RANK], types and offsets from the infos whose fixed fields begin at ``starts``.
+
+    Unused sizes are 1.
+    """
     sizes = np.ones((starts.size, MAX_RANK), np.uint64)
     types = np.empty(starts.size, np.int64)
     offsets = np.empty(starts.size, np.uint64)
@@ -249,7 +253,7 @@ class Header:
 
     ``types`` are the types of the metadata by key, ``array:T`` for arrays. The data begin at offset ``start`` of the
     file, and the last tensor ends at ``end``. ``raw`` contains the bytes of the header. ``alignment_applies`` is false
-    if the tensors have another alignment than the metadata declare. ``raw_strings`` contains the strings that are not
+    if the offsets of tensors contradict the declared alignment. ``raw_strings`` contains the strings that are not
     UTF-8, as bytes, by key and by index in the key's array (0 for a single string).
     """
 
@@ -349,7 +353,7 @@ def _type(cursor: Cursor, location: str) -> str:
 
 
 def _value(cursor: Cursor, location: str) -> tuple[str, Any, dict[int, bytes]]:
-    """Return the type of a value, the value, and its strings that are not UTF-8, as bytes by index.
+    """Return the type of a value, the value, and the bytes of its strings that are not UTF-8, by index.
 
     The value is text, a number, a bool, or a list of these.
     """
@@ -376,7 +380,7 @@ def _value(cursor: Cursor, location: str) -> tuple[str, Any, dict[int, bytes]]:
 
 
 def _strings(cursor: Cursor, count: int, location: str) -> tuple[list[str], dict[int, bytes]]:
-    """Return the next strings, and those that are not UTF-8 as bytes by index."""
+    """Return the next strings, and the bytes of those that are not UTF-8, by index."""
     texts: list[str] = []
     raw: dict[int, bytes] = {}
     for index in range(count):
@@ -433,11 +437,10 @@ def _entry(cursor: Cursor, name: str) -> tuple[str, Entry]:
 
 
 def _data_range(entries: Mapping[str, Entry], alignment: int, cursor: Cursor, name: str) -> tuple[int, int, bool]:
-    """Return the start and end of the data in the file, and whether tensors have the alignment that the metadata
-    declare.
+    """Return the start and end of the data in the file, and whether the declared alignment is correct.
 
-    ``llama-quantize`` copies the key ``general.alignment`` but always pads to 32 bytes. If the declared alignment does
-    not fit, 32 is tried.
+    ``llama-quantize`` copies the key ``general.alignment`` but always pads to 32 bytes. If the offsets contradict the
+    declared alignment, 32 is tried.
     """
     try:
         return (*_check_offsets(entries, alignment, cursor.position, cursor.size, name), True)

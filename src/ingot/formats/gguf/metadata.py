@@ -1,4 +1,4 @@
-"""The metadata of GGUF files: each value has a type, which was read from a file or is inferred."""
+"""The metadata of GGUF files. Each value has a type, which comes from a file or is inferred."""
 
 from __future__ import annotations
 
@@ -43,16 +43,19 @@ _RANGES = {name: (int(np.iinfo(NUMPY[name]).min), int(np.iinfo(NUMPY[name]).max)
 
 
 class Texts(list[str]):
-    """An array of texts, which ``encoded`` encodes once: a tokenizer's are large, and each size needs them."""
+    """An array of strings whose encoded bytes are computed once and cached.
+
+    A tokenizer has large arrays, and each computation of a file's size needs their length.
+    """
 
     @cached_property
     def encoded(self) -> bytes:
-        """The texts, each after its length, as in a file."""
+        """The strings as in a file: each after its length."""
         return _encode_strings([text.encode() for text in self])
 
 
 def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's metadata in the form of a GGUF file, with the types of all values under ``ingot.gguf``.
+    """Return a checkpoint's metadata as values of GGUF types; the key ``ingot.gguf`` contains all types.
 
     A value keeps the type that ``ingot.gguf`` declares if the value fits this type. For other values the type is
     inferred: integers become u32 or the next larger type that can hold the value; other numbers become f32 if f32 is
@@ -99,7 +102,10 @@ def describe(version: int, *, big_endian: bool, types: Mapping[str, str], raw: R
 
 
 def with_values(metadata: Mapping[str, Any], added: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Return metadata (from ``to_gguf_metadata``) with further values; ``added`` maps keys to types and values."""
+    """Return ``metadata`` with additional values; ``added`` maps each key to a type and a value.
+
+    ``metadata`` is a result of ``to_gguf_metadata``.
+    """
     types = {**metadata[ABOUT]["types"], **{key: type_name for key, (type_name, _) in added.items()}}
     values = {key: value for key, (_, value) in added.items()}
     raw = {key: strings for key, strings in metadata[ABOUT].get(RAW, {}).items() if key not in added}
@@ -108,7 +114,7 @@ def with_values(metadata: Mapping[str, Any], added: Mapping[str, tuple[str, Any]
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Return the number of pairs and the encoded pairs of metadata that ``to_gguf_metadata`` returned."""
+    """Return the number of pairs and the encoded pairs of a result of ``to_gguf_metadata``."""
     types, raw = metadata[ABOUT]["types"], _raw_strings(metadata[ABOUT].get(RAW, {}), metadata)
     pairs = [
         _string(key.encode()) + _value(types[key], value, raw.get(key, {}))
@@ -149,7 +155,10 @@ def _raw_strings(stored: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 
 
 def _with_type(value: Any, type_name: Any) -> tuple[str, Any]:
-    """Return the type of a value, the declared type if the value fits, and the value as a reader would return it."""
+    """Return the type of a value, and the value as a reader would return it.
+
+    The type is the declared one if the value fits it; otherwise it is inferred.
+    """
     if isinstance(type_name, str):
         if isinstance(value, str) and type_name != "string":
             try:

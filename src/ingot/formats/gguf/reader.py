@@ -90,13 +90,13 @@ class File(NamedTuple):
 
 
 def split_name(name: str) -> tuple[str, int, int] | None:
-    """Return the stem, the number of the file (from 1) and the number of files of a split; None for any other name."""
+    """Return the stem, the number (from 1) and the count of a split's file name; None for any other name."""
     match = _SPLIT.fullmatch(name)
     return (match[1], int(match[2]), int(match[3])) if match else None
 
 
 def read(store: Store, name: str) -> Catalog:
-    """Return the catalog of a file, or of all files of the split that it belongs to.
+    """Return the catalog of a file, or of all files of its split.
 
     Raises ``FormatError``, ``UnsupportedError`` with the rules of ``spec/gguf.md``.
     """
@@ -223,7 +223,7 @@ def _notes(file: File) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(file: File) -> Iterator[tuple[str, str]]:
-    """Yield a remark if bytes follow the padding of the last tensor."""
+    """Yield a remark if the file contains bytes after the padding of the last tensor."""
     trailing = file.source.size - file.header.end
     if file.header.entries and trailing >= file.header.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT):
         yield "gguf.trailing", f"{trailing} bytes follow the last tensor in {file.name}"

@@ -1,4 +1,4 @@
-"""Type numbers of GGUF files: types of metadata values and of tensors (``ggml.h``, ``gguf.h``)."""
+"""The numbers of types in GGUF files, for metadata values and for tensors (``ggml.h``, ``gguf.h``)."""
 
 from __future__ import annotations
 

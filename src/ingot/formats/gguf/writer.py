@@ -32,9 +32,7 @@ from ingot.model.spec import TensorSpec
 
 
 class File:
-    """One file of an artifact: its header, the offset of each tensor, and the number of tensors that are still to be
-    written.
-    """
+    """One file of an artifact: its header, the offset of each tensor, and the number of unwritten tensors."""
 
     def __init__(self, name: str, specs: Sequence[TensorSpec], metadata: Mapping[str, Any]) -> None:
         self.name = name

@@ -1,6 +1,6 @@
 """The contents of the page of ``ingot report``, collected from headers, samples and a comparison.
 
-They are the tensors with their errors, sums by layer and role, histograms, receipts, and results of evaluations.
+They are the tensors with their errors, sums by layer and role, histograms, receipts, and evaluation results.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from ingot.stores.location import Location
 
 
 class ReportSection(Protocol):
-    """An extension that adds a table about a checkpoint to the page.
+    """An extension's table on the page of a checkpoint.
 
-    ``title`` is the heading on the page, ``row`` the dataclass of a row, ``heads`` the columns of the page with their
-    headings. The name of the entry point is the key of the section's data.
+    ``title`` is the heading on the page, ``row`` the dataclass of a row, ``heads`` maps fields to column titles. The
+    section's data are stored under the name of the entry point.
     """
 
     title: str
@@ -57,7 +57,7 @@ class ReportSection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FilledSection:
-    """A section of the page by an extension, with its rows."""
+    """A section of the page by an extension, and its rows."""
 
     name: str
     title: str
@@ -88,8 +88,9 @@ _RULE = "report.json"
 class Row:
     """A tensor in the page's table.
 
-    ``error`` is the root of the sum of squared errors over the sum of squared values of A, ``changed`` the share of
-    values that differ. These and ``cosine`` are None if nothing was compared, or if sums of squares over- or underflow.
+    ``error`` is the square root of the sum of squared errors divided by the sum of A's squared values. ``changed`` is
+    the fraction of values that differ. These and ``cosine`` are None if nothing was compared, or if sums of squares
+    overflow or underflow.
     """
 
     name: str
@@ -109,7 +110,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of the heat map: totals of the tensors of one layer (None: outside the layers) and one role.
+    """A cell of the heat map: totals over the tensors of one role in one layer (None: outside the layers).
 
     ``squared`` is the sum of the squares of A's compared values.
     """
@@ -140,11 +141,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class PageData:
-    """The data of a page about the checkpoint at ``path``; ``reference`` is the checkpoint that it was compared with.
+    """The data of a page about the checkpoint at ``path``; ``reference`` is the checkpoint with which it was compared.
 
-    ``unread`` are sentences about tensors that could not be read and are missing in all figures. ``reference_bytes`` is
-    the number of stored bytes of the reference's tensors. ``adapter`` describes an adapter that the page is about. If
-    there is a reference, the page shows the reference with the adapter's changes.
+    ``unread`` are sentences about unreadable tensors, which no figure includes. ``reference_bytes`` is the number of
+    stored bytes of the reference's tensors. ``adapter`` describes the adapter if the page is about one; the page then
+    shows the reference with the adapter's changes.
     """
 
     path: str
@@ -232,10 +233,9 @@ def _archive_section(subject: Checkpoint) -> Iterator[FilledSection]:
 
 @contextmanager
 def _open(options: ReportOptions) -> Iterator[tuple[Checkpoint | None, Checkpoint, str]]:
-    """Open the checkpoint of the page, and the reference, which is None if there is only one checkpoint.
+    """Open the checkpoints of the page; yield the reference or None, the checkpoint, and the description of an adapter.
 
-    Yields the reference, the checkpoint, and the description of an adapter. If B is an adapter, the checkpoint is A
-    with the adapter's changes.
+    If B is an adapter, the checkpoint is A with the adapter's changes.
     """
     limit = options.max_decompressed
     adapter = _adapter_text(options)
@@ -255,7 +255,7 @@ def _open(options: ReportOptions) -> Iterator[tuple[Checkpoint | None, Checkpoin
 
 
 def _adapter_text(options: ReportOptions) -> str:
-    """Return a description of B, or of A if there is no B, if it is an adapter; else an empty text."""
+    """Return a description of B, or of A if there is no B, if it is an adapter; otherwise an empty text."""
     with closing(open_source(Location.parse(options.b or options.a))) as source:
         adapter = adapter_of(source)
         return "" if adapter is None else adapter.describe().removeprefix("found an adapter, not a model: ")
@@ -366,7 +366,7 @@ def _receipt_rows(location: Location) -> Iterator[tuple[str, str]]:
 
 
 def _actions(location: Location) -> dict[str, str]:
-    """Return the action of a conversion for each tensor name, from the JSON of `ingot convert`."""
+    """Return the action of a conversion for each tensor name, read from the JSON report of `ingot convert`."""
     tensors = _json(location).get("tensors")
     if not isinstance(tensors, list) or not all(isinstance(item, dict) for item in tensors):
         raise FormatError(_RULE, "expected the output of `ingot convert --json`, with tensors", where=location.display)
@@ -374,7 +374,7 @@ def _actions(location: Location) -> dict[str, str]:
 
 
 def _score(location: Location) -> Score:
-    """Return the results in a JSON file of `ingot eval`; raise ``report.json``."""
+    """Return the results in a JSON file of `ingot eval`. Raises ``FormatError`` ``report.json``."""
     data = _json(location)
     numbers: dict[str, float | None] = {}
     for key in ("perplexity", "reference_perplexity", "kl", "agreement", "tokens_per_second"):
@@ -389,7 +389,7 @@ def _score(location: Location) -> Score:
 
 
 def _prefix(data: dict[str, Any]) -> str:
-    """Return the text of the tokens with which each window of an evaluation began, as its JSON states them."""
+    """Return the text with which each window of an evaluation began, from the JSON of the evaluation."""
     tokens = data.get("window_prefix")
     if not isinstance(tokens, list):
         return "not stated"

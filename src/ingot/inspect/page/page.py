@@ -1,4 +1,4 @@
-"""Render the page: one HTML file without external resources; a table repeats the numbers of every chart."""
+"""Rendering of the page: one HTML file without external resources. Tables repeat the numbers of every chart."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _head(data: PageData) -> str:
 
 
 def _quality_figures(scores: Sequence[Score]) -> dict[str, str]:
-    """Return the figures of the last evaluation against a reference; without one, those of the last evaluation."""
+    """Return the figures of the last evaluation against a reference; if there is none, of the last evaluation."""
     compared = [item for item in scores if item.kl is not None]
     if not scores:
         return {}
@@ -266,7 +266,7 @@ def _receipts(data: PageData) -> str:
 
 
 def _wide(table: Table) -> str:
-    """Return a table that scrolls horizontally if the screen is narrow."""
+    """Return a table in a frame that scrolls horizontally on narrow screens."""
     return f'<div class="wide" tabindex="0">{table_html(table)}</div>'
 
 

@@ -1,4 +1,4 @@
-"""Write the page about a checkpoint, or about two of them."""
+"""Write the page about one checkpoint, or about two."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def report(options: ReportOptions) -> ReportResult:
 
 
 def _report_of(contents: PageData, page: str | None = None) -> ReportResult:
-    """Return a report with all figures and tables of a page; as text it shows only the path and the totals."""
+    """Return a report with all figures and tables of a page; its text has only the path and the totals."""
     figures = [
         Figure("path", contents.path),
         Figure("format", contents.format),

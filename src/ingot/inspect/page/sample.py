@@ -25,9 +25,9 @@ _MAX_EDGE = float(np.finfo(np.float64).max) / 4  # a histogram spans twice as mu
 class Histogram:
     """The numbers of sampled values in each of ``BINS`` equal bins from ``low`` to ``high``.
 
-    Values outside count in the first or the last bin. ``reference`` are the counts of the same tensor of A, if there is
-    one. ``levels`` are the different values among the first ``run`` values of the first row, if these are few enough to
-    be a grid of codes.
+    Values outside count in the first or the last bin. ``reference`` are the counts for the same tensor of A, if any.
+    ``levels`` are the distinct values among the first ``run`` values of the first row. They are empty if the values are
+    too many to be the levels of codes.
     """
 
     name: str
@@ -108,9 +108,9 @@ def _sample(tensor: Tensor) -> Array:
 
 
 def _levels(tensor: Tensor) -> tuple[list[float], int]:
-    """Return the different values at the beginning of a tensor's first row, and the number of values examined.
+    """Return the distinct values at the beginning of a tensor's first row, and the number of values examined.
 
-    Examines a group of ``_RUN`` values, then the full row; ([], 0) if the values are too many for a grid of codes.
+    Examines ``_RUN`` values, then the full row. Returns ([], 0) if there are too many distinct values for codes.
     """
     if len(tensor.shape) < 2:
         return [], 0

@@ -1,7 +1,7 @@
 """Charts as SVG: a treemap, stacked columns, a heat map, histograms and dots.
 
 No library draws them, because Vega needs ``unsafe-eval`` and a megabyte of scripts, and other libraries fix the
-colours. These charts use the colours of the page, light or dark, on a screen or on paper.
+colours. These charts use the colours of the page, which follow its light or dark theme.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LAST_HEAD = 14  # the width of the last heading of a heat map beyond its column
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a treemap or of a column: its amount, the number of its colour, and its tooltip."""
+    """A part of a treemap or of a column: its amount, the index of its colour, and its tooltip."""
 
     amount: float
     colour: int
@@ -116,7 +116,7 @@ def _worst_ratio(largest: float, smallest: float, total: float, side: float) -> 
 
 
 def columns(groups: Mapping[str, Sequence[Segment]], label: str, top: str, height: float = 150) -> str:
-    """Return a column of stacked segments for each group; ``top`` is the label of the highest column."""
+    """Return a column of stacked segments for each group; ``top`` labels the highest column."""
     highest = max((sum(segment.amount for segment in segments) for segments in groups.values()), default=0.0) or 1.0
     step = max(6.0, min(64.0, (WIDTH - 10) / max(len(groups), 1)))
     width = max(WIDTH, 10 + step * len(groups))
@@ -136,7 +136,7 @@ def columns(groups: Mapping[str, Sequence[Segment]], label: str, top: str, heigh
 def heat(
     rows: Sequence[str], heads: Sequence[str], values: Mapping[tuple[str, str], tuple[float, str]], label: str
 ) -> str:
-    """Return a heat map: ``values`` are numbers and tooltips by row and column heading.
+    """Return a heat map; ``values`` maps headings of row and column to a number and a tooltip.
 
     Colours span ``heat_range``; 0 is grey.
     """
@@ -169,7 +169,9 @@ def heat_range(values: Iterable[float]) -> tuple[float, float]:
 
 
 def histogram(data: Histogram) -> str:
-    """Return a histogram in front of that of the reference, and below it a tick for each level of the codes."""
+    """Return a histogram drawn over the histogram of the reference, with a tick below it for each level of the
+    codes.
+    """
     width = 340.0
     height = 90.0
     max_count = max(*data.counts, *(data.reference or ()), 1)

@@ -1,4 +1,4 @@
-"""The rounding errors of scaled channels on a device; the search of ``quantization.awq``."""
+"""Rounding errors of scaled channels, computed on a device for the search in ``quantization.awq``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.quantization.device.table import learn_on_device
 
 
 def losses_on_device(reader: Reader, tried: Sequence[Array], device: Any) -> Array:
-    """Return the rounding error of a matrix under each of the scales in ``tried``: f64 [scales]; see ``awq.losses``."""
+    """Return the rounding error of a matrix for each candidate of ``tried``: f64 [candidates]; see ``awq.losses``."""
     return with_less_memory(device, lambda elements: _losses(reader, tried, device, elements))
 
 

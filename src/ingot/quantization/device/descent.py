@@ -1,9 +1,9 @@
-"""Coordinate descent on a device: many rows move at once where their moves add up to a smaller error.
+"""Coordinate descent on a device: many rows change at once if their changes together reduce the error.
 
-The native kernel changes one code after the other, which a device cannot. Here the rows of a group of columns are split
-into classes that move in turn. Each row of a class descends column by column as if the other rows of the class stayed.
-Rows whose moves do not help beside the moves of the others are left out, and move in a later pass. So results differ
-from those of the kernel in many codes, and the error is about the same (``spec/quantizers.md``).
+The native kernel changes one code after the other, which would leave a device idle. Here the rows of a group of columns
+are split into classes that change in turn. Each row of a class descends column by column, as if the other rows of the
+class did not change. If the change of a row does not help together with the others, the row waits for a later pass.
+Many codes differ from those of the kernel, while the error is about the same (``spec/quantizers.md``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIES = 3  # how often rows whose moves add up to a larger error are left out
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of one class in a group of columns: what is stored, and what they need of A, G and the gradient.
+    """The rows of one class in a group of columns, with their values and the derivatives of the error.
 
     Parameters
     ----------
@@ -46,7 +46,10 @@ class _Rows:
     diagonal: Any
 
     def propose(self, *, refit: bool) -> tuple[Any, Scales, Any]:
-        """Return better levels and scales for each row as if the others stayed, and the change of its values."""
+        """Return better levels and scales for each row, and the change of its values.
+
+        Each row is improved as if the other rows did not change.
+        """
         levels = self.levels
         torch = self.levels.torch
         scale = self.scales.scale
@@ -72,9 +75,10 @@ class _Rows:
         return present, better, torch.where(active, values - before, 0.0)
 
     def accept(self, step: Any, outputs: Any, rows: slice) -> tuple[Any, Any]:
-        """Return which rows' steps lower the error together, bool [rows], and the effect of these steps.
+        """Return the rows whose changes together reduce the error, bool [rows], and the accepted changes times G.
 
-        ``outputs`` are the rows of G that belong to the class, or None; the effect is the accepted steps times these.
+        ``step`` are the proposed changes of values, f32 [columns, rows]. ``outputs`` are the rows of G for this class.
+        If it is None, the second result is the accepted changes.
         """
         torch = self.levels.torch
         product = self.square @ step

@@ -1,7 +1,7 @@
-"""Rounding on a device with error feedback: columns in turn, all rows together.
+"""Rounding with error feedback on a device: one column after the other, all rows at once.
 
-Matrices are transposed here, so that a column of weights is contiguous. Errors move the targets of the columns of the
-same step one by one, and those of all later columns by one product.
+Matrices are transposed, so that a column of weights is contiguous. The error of a column first changes the targets of
+the other columns of its step, one by one. One product per step then changes the targets of all later columns.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class DeviceFeedback:
 
 
 def device_feedback(levels: DeviceLevels, inputs: Any) -> DeviceFeedback:
-    """Return the triangular factor of ``inputs``, f32 [cols, cols]; raises ``ResourceError`` ``quantizer.singular``.
+    """Return the triangular factor of ``inputs``, f32 [cols, cols].
 
-    The factor is computed in f64, on the CPU if the device has no f64.
+    The factor is computed in f64, on the CPU if the device has no f64. Raises ``ResourceError`` ``quantizer.singular``.
     """
     torch = levels.torch
     device, dtype = levels.exact
@@ -58,7 +58,7 @@ def device_feedback(levels: DeviceLevels, inputs: Any) -> DeviceFeedback:
 
 @dataclass(slots=True)
 class DeviceMatrix:
-    """A matrix in progress on a device, transposed.
+    """A matrix during rounding on a device, transposed.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class DeviceMatrix:
     scales : f32 [groups, rows]
     zeros : f32 [groups, rows] or None
     overflows : bool [groups, rows]
-        Rows whose scale exceeds the range of its type.
+        Marks scales that exceed the range of their type.
     """
 
     levels: DeviceLevels
@@ -80,7 +80,7 @@ class DeviceMatrix:
 
     @classmethod
     def start(cls, levels: DeviceLevels, weights: Any) -> DeviceMatrix:
-        """Return a matrix for ``weights``, f32 [rows, cols], in which all codes and scales are 0."""
+        """Return the unrounded matrix of ``weights``, f32 [rows, cols]: all codes and scales are 0."""
         torch = levels.torch
         rows, cols = weights.shape
         groups = -(-cols // levels.grid.group)
@@ -105,11 +105,11 @@ class DeviceMatrix:
         return None if self.zeros is None else self.zeros[group]
 
     def scales_of(self, group: int, rows: slice) -> Scales:
-        """Return the scales of some rows of a group."""
+        """Return the scales of a group for ``rows``."""
         return Scales(self.scales[group, rows], None if self.zeros is None else self.zeros[group, rows])
 
     def set_scales(self, group: int, rows: slice, scales: Scales, selected: Any) -> None:
-        """Replace the scales of the selected ones of some rows of a group."""
+        """Replace the scales of a group in those of ``rows`` that ``selected`` marks."""
         torch = self.levels.torch
         self.scales[group, rows] = torch.where(selected, scales.scale, self.scales[group, rows])
         if self.zeros is not None:
@@ -134,7 +134,11 @@ class DeviceMatrix:
         return values
 
     def nearest(self, importance: Any, elements: int) -> None:
-        """Choose all scales under ``importance``, f32 [cols], and then the nearest levels."""
+        """Choose all scales, then round each weight to its nearest level.
+
+        ``importance``, f32 [cols], weights the squared errors of the columns. ``elements`` limits memory; see
+        ``search_scales``.
+        """
         for group, (first, last) in enumerate(self.spans()):
             check_cancelled()
             self.choose(self.weights, importance, (first, last), elements)
@@ -143,7 +147,7 @@ class DeviceMatrix:
             )
 
     def feed_back(self, feedback: DeviceFeedback, elements: int) -> None:
-        """Round group by group; the weighted error of each column moves the targets of the columns after it."""
+        """Round group by group; the weighted error of each column changes the targets of later columns."""
         targets = self.weights.clone()
         columns = range(len(self.weights))
         for first, last in self.spans():
@@ -154,7 +158,7 @@ class DeviceMatrix:
     def feed_back_in_order(
         self, feedback: DeviceFeedback, importance: Any, order: Sequence[int], elements: int
     ) -> None:
-        """Round columns in an order, after all scales are chosen; ``feedback`` is the factor of A in this order."""
+        """Choose all scales, then round the columns in ``order``; ``feedback`` is the factor of A in this order."""
         for span in self.spans():
             check_cancelled()
             self.choose(self.weights, importance, span, elements)
@@ -162,9 +166,9 @@ class DeviceMatrix:
         self._feed(ordered, ordered.clone(), feedback.upper, order, (0, len(order)))
 
     def _feed(self, weights: Any, targets: Any, upper: Any, columns: Sequence[int], span: tuple[int, int]) -> None:
-        """Round the columns of ``span``, whose scales are chosen, and move the targets of all later columns.
+        """Round the columns of ``span``, whose scales are chosen, and update the targets of all later columns.
 
-        ``columns`` are the columns of the matrix in the order of ``weights``, ``targets`` and ``upper``.
+        ``columns`` maps positions in ``weights``, ``targets`` and ``upper`` to columns of the matrix.
         """
         levels = self.levels
         begin, end = span

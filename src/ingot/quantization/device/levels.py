@@ -1,6 +1,6 @@
-"""Levels of a grid as tensors: the code nearest to a value, the value of a code, and scales as they are stored.
+"""The levels of a grid as tensors: conversion between values and codes, and rounding of scales to their stored type.
 
-The operations and their order are those of the native kernels (``native/kernels/rounding_levels.h``).
+Operations and their order are the same as in the native kernels (``native/kernels/rounding_levels.h``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DeviceLevels:
     Parameters
     ----------
     grid : Grid
-        With scales of f16, bf16 or f32, and without nested scales.
+        A grid with scales of f16, bf16 or f32, and without nested scales.
     levels : f32 [2 ** bits]
     device : torch.device
 
@@ -33,7 +33,7 @@ class DeviceLevels:
     torch : module
     device : torch.device
     exact : tuple
-        The device and dtype of sums in f64: the CPU if the device has no f64.
+        The device and dtype for sums in f64: the CPU if the device has no f64.
     """
 
     def __init__(self, grid: Grid, levels: Array, device: Any) -> None:
@@ -53,13 +53,13 @@ class DeviceLevels:
         self._middles = torch.from_numpy(np.ascontiguousarray(middles, np.float32)).to(device)
 
     def codes(self, values: Any) -> Any:
-        """Return the codes of the levels nearest to ``values``, which are in units of the levels: i64."""
+        """Return the code of the nearest level for each of ``values``: i64; values are in units of the levels."""
         if self.uniform:
             return self.torch.nan_to_num(self._rounded(values) - self.first, 0.0).long()
         return self.torch.searchsorted(self._middles, values.contiguous())
 
     def nearest(self, values: Any) -> Any:
-        """Return the levels nearest to ``values``: f32."""
+        """Return the nearest level for each of ``values``: f32; values are in units of the levels."""
         if self.uniform:
             return self.torch.nan_to_num(self._rounded(values), self.first)
         return self.levels[self.torch.searchsorted(self._middles, values.contiguous())]
@@ -68,30 +68,30 @@ class DeviceLevels:
         return values.clamp(self.first, self.last).round()
 
     def of_codes(self, codes: Any) -> Any:
-        """Return the levels of codes: f32."""
+        """Return the level of each code: f32."""
         return codes.float() + self.first if self.uniform else self.levels[codes.long()]
 
     def values(self, levels: Any, scales: Any, zeros: Any) -> Any:
-        """Return the values of levels; ``zeros`` is None for grids without zeros."""
+        """Return decoded values from levels, scales and zeros; ``zeros`` is None for grids without zeros."""
         if zeros is None:
             return scales * levels
         return scales * levels + zeros if self.offsets else scales * (levels - zeros)
 
     def among(self, values: Any, scales: Any, zeros: Any) -> Any:
-        """Return values in units of the levels."""
+        """Return values converted to units of the levels: the inverse of ``values``."""
         if zeros is None:
             return values / scales
         return (values - zeros) / scales if self.offsets else values / scales + zeros
 
     def target_codes(self, values: Any, scales: Any, zeros: Any) -> Any:
-        """Return the codes nearest to values; if a scale is 0, the code of the level nearest to the zero."""
+        """Return the nearest code for each value; if a scale is 0, the code of the level nearest to the zero point."""
         divisor = self.torch.where(scales == 0, 1.0, scales)
         without_scale = 0.0 if zeros is None else zeros
         coordinates = self.torch.where(scales == 0, without_scale, self.among(values, divisor, zeros))
         return self.codes(coordinates)
 
     def stored(self, scales: Any) -> Any:
-        """Return scales rounded to the type in which they are stored."""
+        """Return scales rounded to their stored type."""
         name = self.grid.scales
         if name == "f32":
             return scales
@@ -99,7 +99,7 @@ class DeviceLevels:
 
 
 def lane_sums(values: Any) -> Any:
-    """Return sums over the last axis, a multiple of ``LANES``, in the kernels' order."""
+    """Return sums over the last axis, added in the order of the kernels; its length is a multiple of ``LANES``."""
     lanes = values.unflatten(-1, (-1, LANES))
     sums = lanes[..., 0, :]
     for index in range(1, lanes.shape[-2]):
@@ -111,7 +111,10 @@ def lane_sums(values: Any) -> Any:
 
 
 def ordered_sums(values: Any) -> Any:
-    """Return sums over the last axis, one value after the other, as the kernels' search for scales adds."""
+    """Return sums over the last axis, added from the first value to the last.
+
+    The native search for scales adds in the same order.
+    """
     total = values[..., 0].clone()
     for index in range(1, values.shape[-1]):
         total += values[..., index]

@@ -1,6 +1,6 @@
-"""Better scales, and zeros, of one group for its present codes; the algorithm of ``native/kernels/rounding_refit.h``.
+"""Better scales and zeros of a group for its present codes; the algorithm of ``native/kernels/rounding_refit.h``.
 
-Values are ``scale * level + base``, and the error is quadratic in scale and base.
+A value is ``scale * level + base``, so the error is quadratic in scale and base.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LEAST_SPREAD = 2.0**-18
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The scales of one group of some rows: f32 [rows]; ``zero`` is None for grids without zeros."""
+    """The scales of one group, f32 [rows]; ``zero`` is None for grids without zeros."""
 
     scale: Any
     zero: Any
@@ -23,7 +23,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """The change of the error of each row for a change of scale and base."""
+    """The coefficients of each row's error as a quadratic function of changes of scale and base."""
 
     along: Any
     shift: Any
@@ -37,14 +37,14 @@ class _Error:
 
 
 def better_scales(levels: DeviceLevels, present: Any, scales: Scales, slope: Any, square: Any, diagonal: Any) -> Scales:
-    """Return the scales (and zeros) of least error of a group, for each row as if the others stayed.
+    """Return the scales and zeros of a group that reduce the error; each row is fitted as if the others did not change.
 
     Parameters
     ----------
     present : f32 [size, rows]
         The levels of the codes.
     slope : f32 [size, rows]
-        ``A D^T G`` of these weights.
+        ``A D^T G`` of these weights: half of the error's gradient.
     square : f32 [size, size]
         The rows and columns of A that belong to the group.
     diagonal : f32 [rows]
@@ -66,7 +66,7 @@ def better_scales(levels: DeviceLevels, present: Any, scales: Scales, slope: Any
 
 
 def _both(levels: DeviceLevels, error: _Error, scales: Scales) -> Scales:
-    """Return the best of three changes: of the base, of the scale, and of both."""
+    """Return the best result of three fits: of the base alone, of the scale alone, and of both."""
     torch = levels.torch
     scale = scales.scale
     zero = scales.zero
@@ -100,5 +100,5 @@ def _both(levels: DeviceLevels, error: _Error, scales: Scales) -> Scales:
 
 
 def _base(levels: DeviceLevels, scale: Any, zero: Any) -> Any:
-    """Return the value of level 0."""
+    """Return ``base``: the decoded value of level 0."""
     return zero if levels.offsets else -(scale * zero)

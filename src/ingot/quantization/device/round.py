@@ -1,4 +1,4 @@
-"""Rounding of a full matrix on a device: the quantizers of ``quantization.rounding`` as torch operations."""
+"""Rounding of full matrices on a device: the quantizers of ``quantization.rounding`` as torch operations."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ T = TypeVar("T")
 
 
 def rounds_on_device(grid: Grid) -> bool:
-    """Return whether matrices are rounded to a grid on a device: not to scales nested in blocks or of 8 bits."""
+    """Return whether a device can round to a grid: false for nested scales and for scales of 8 bits."""
     return grid.scaled and grid.nested is None and not grid.small
 
 
 def round_on_device(
     weights: Array, grid: Grid, factors: Factors, how: How, device: Any, levels: Array | None = None
 ) -> Rounded:
-    """Return the matrix rounded to a grid; ``error_sums`` are set. The parameters are those of ``round_matrix``.
+    """Return the matrix rounded to a grid, with ``error_sums``. The parameters are those of ``round_matrix``.
 
     Raises
     ------
     CodecError
-        ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale.
+        ``quantizer.scale-overflow``: the scales' type cannot represent a group's scale.
     ResourceError
         ``device.memory``: the device has too little memory for the matrix and its factors.
     """
@@ -52,9 +52,9 @@ def round_on_device(
 
 
 def with_less_memory(device: Any, compute: Callable[[int], T]) -> T:
-    """Return ``compute(elements)``; if the device's memory runs out, again with fewer elements at a time.
+    """Return ``compute(elements)``; if the device runs out of memory, retry with fewer elements at a time.
 
-    Raises ``ResourceError`` ``device.memory``. One thread at a time computes.
+    Only one thread computes at a time. Raises ``ResourceError`` ``device.memory`` if the smallest number does not fit.
     """
     torch = require("torch", "torch")
     failure: Exception | None = None
@@ -101,7 +101,7 @@ def _round(
 
 
 def _feed_back(matrix: DeviceMatrix, inputs: Any, importance: Any, factors: Factors, how: How, elements: int) -> float:
-    """Round with feedback; return the damping that the factor needed."""
+    """Round the matrix with error feedback; return the additional damping that the factor of A needed."""
     if not how.act_order:
         feedback = device_feedback(matrix.levels, inputs)
         matrix.feed_back(feedback, elements)
@@ -114,7 +114,7 @@ def _feed_back(matrix: DeviceMatrix, inputs: Any, importance: Any, factors: Fact
 
 
 def _require_scales(matrix: DeviceMatrix) -> None:
-    """Raise ``CodecError`` ``quantizer.scale-overflow`` for the first group whose scale its type cannot hold."""
+    """Raise ``CodecError`` ``quantizer.scale-overflow`` for the first scale that exceeds the range of its type."""
     if not bool(matrix.overflows.any()):
         return
     group, row = matrix.overflows.nonzero()[0].tolist()
@@ -123,7 +123,7 @@ def _require_scales(matrix: DeviceMatrix) -> None:
 
 
 def _result(matrix: DeviceMatrix, inputs: Any, outputs: Any, levels: Array, more_damping: float) -> Rounded:
-    """Copy a matrix to the CPU, with ``tr(G D A D^T)`` and ``tr(G W A W^T)``."""
+    """Return the matrix, copied to the CPU, with the error ``tr(G D A D^T)`` and the norm ``tr(G W A W^T)``."""
     rounded = Rounded.start(matrix.levels.grid, tuple(matrix.codes.T.shape), levels)
     rounded.codes = np.ascontiguousarray(matrix.codes.T.cpu().numpy())
     rounded.scales = np.ascontiguousarray(matrix.scales.T.cpu().numpy())
@@ -137,7 +137,7 @@ def _result(matrix: DeviceMatrix, inputs: Any, outputs: Any, levels: Array, more
 
 
 def _weigh(levels: DeviceLevels, values: Any, inputs: Any, outputs: Any) -> float:
-    """Return ``tr(G V A V^T)`` for transposed values: f32 [cols, rows]."""
+    """Return ``tr(G V A V^T)``; ``values`` is V transposed, f32 [cols, rows]."""
     product = inputs @ values
     if outputs is not None:
         product = product @ outputs

@@ -1,6 +1,6 @@
-"""Search for the scales, and zeros, of groups of columns on a device, as ``native/kernels/rounding_scales.cc`` does.
+"""Search for scales and zeros of groups of columns on a device; the algorithm of ``native/kernels/rounding_scales.cc``.
 
-All candidates of many rows are measured together. Sums have the order of the kernels, so that equal targets get equal
+The candidates of many rows are measured at once. Sums are added in the order of the kernels, so equal targets get equal
 scales.
 """
 
@@ -31,7 +31,7 @@ class GroupScales:
 
 
 def search_scales(levels: DeviceLevels, values: Any, weights: Any, elements: int) -> GroupScales:
-    """Return the scales of least weighted error for each row.
+    """Return the scales of least weighted squared error, for each row.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def search_scales(levels: DeviceLevels, values: Any, weights: Any, elements: int
     weights : f32 [cols]
         The weights of squared errors.
     elements : int
-        The number of values of candidates that are measured together.
+        The number of candidate values in memory at a time.
     """
     torch = levels.torch
     cols = values.shape[1]
@@ -58,16 +58,17 @@ def search_scales(levels: DeviceLevels, values: Any, weights: Any, elements: int
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Rows of a group, f32 [rows, cols], and the weights of their columns: f32 [cols]."""
+    """The values of a group, f32 [rows, cols], and the weights of its columns, f32 [cols]."""
 
     levels: DeviceLevels
     values: Any
     weights: Any
 
     def measure(self, scales: Any, zeros: Any) -> tuple[Any, Any, Any]:
-        """Return levels minus zero points, the errors, and the products of weights and these levels, for candidates.
+        """Return the sums for a regression from each candidate: levels, errors, and weighted levels.
 
-        ``scales`` and ``zeros`` are f32 [rows, candidates].
+        ``scales`` and ``zeros`` are f32 [rows, candidates]. Levels are relative to the zero point, f32 [rows,
+        candidates, cols]; errors are f32 [rows, candidates].
         """
         values = self.values[:, None]
         wide = None if zeros is None else zeros[..., None]
@@ -86,7 +87,7 @@ class _Group:
 
 
 class _Best:
-    """The best scale and zero of each candidate, over its turns."""
+    """The best scale and zero of each candidate among all iterations."""
 
     def __init__(self, torch: Any, scales: Any, zeros: Any) -> None:
         self._torch = torch
@@ -102,7 +103,7 @@ class _Best:
             self.zeros = self._torch.where(better, zeros, self.zeros)
 
     def select(self) -> tuple[Any, Any, Any]:
-        """Return the scale, zero and error of the first candidate with the least error, for each row."""
+        """Return the scale, zero and error of each row's best candidate; of equal errors, the first."""
         torch = self._torch
         smallest = self.errors.amin(1, keepdim=True)
         indices = torch.arange(self.errors.shape[1], device=self.errors.device)
@@ -166,7 +167,10 @@ def _with_zeros(group: _Group, rows: Any) -> GroupScales:
 
 
 def _regress(group: _Group, scales: Any, zeros: Any) -> tuple[Any, Any, Any]:
-    """Return scales, zeros and errors by linear regression from candidates, f32 [rows, candidates]."""
+    """Return the best scale, zero and error of each row, by repeated linear regression.
+
+    ``scales`` and ``zeros`` are the first candidates, f32 [rows, candidates].
+    """
     levels = group.levels
     torch = group.levels.torch
     weight = ordered_sums(group.weights)

@@ -1,4 +1,4 @@
-"""A table of levels learnt on a device, alternating with group scales; the algorithm of ``quantization.table``."""
+"""A table of levels learnt on a device, in turn with scales of groups; the algorithm of ``quantization.table``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ingot.quantization.table import ROUNDS, SAMPLE, TURNS, normalize
 
 
 def learn_on_device(weights: Any, grid: Grid, importance: Any, elements: int) -> Array:
-    """Return ``2 ** bits`` ascending levels for a matrix with scales: f32 that f16 holds.
+    """Return the ``2 ** bits`` levels learnt for a matrix, ascending: f32, exactly representable in f16.
 
     Parameters
     ----------
     weights : f32 [rows, cols]
-        On the device.
+        A tensor on the device.
     grid : Grid
     importance : f32 [cols]
     elements : int
@@ -58,7 +58,7 @@ def _over_rms(torch: Any, rows: Any, groups: Any) -> Any:
 
 
 def _quantiles(torch: Any, values: Any, count: int) -> Array:
-    """Return the quantiles at the middles of ``count`` equal shares, interpolated: f64."""
+    """Return the interpolated quantiles at the middles of ``count`` equal intervals of probability: f64."""
     ordered = values.sort().values
     positions = (np.arange(count) + 0.5) / count * (len(ordered) - 1)
     below = np.floor(positions).astype(np.int64)
