@@ -434,11 +434,6 @@ class ArchiveScheme(Scheme):
         raise UsageError("expected an existing file, but there is none", rule="store.missing", where=text)
 
 
-def is_archive(catalog: Catalog) -> bool:
-    """Return whether a ``.zt`` file is an archive."""
-    return KEY in catalog.metadata
-
-
 def archive_store(catalog: Catalog, store: Store, name: str, *, alone: bool = False) -> ArchiveStore:
     """Return the files of the archive ``name`` in ``store``, whose manifest is ``catalog``.
 
@@ -483,7 +478,7 @@ def open_archive(store: Store, name: str, *, alone: bool = False) -> tuple[Catal
         return None
     catalog = FORMATS["zt"].read(store, name, verify=True)
     try:
-        return (catalog, archive_store(catalog, store, name, alone=alone)) if is_archive(catalog) else None
+        return (catalog, archive_store(catalog, store, name, alone=alone)) if KEY in catalog.metadata else None
     except IngotError:
         for source in catalog.sources:
             source.close()

@@ -9,8 +9,9 @@ from itertools import chain
 from typing import Any
 
 from ingot.artifacts import ollama
+from ingot.artifacts.archive_layout import KEY as ARCHIVE_KEY
 from ingot.artifacts.archive_store import SCHEME as ARCHIVE
-from ingot.artifacts.archive_store import ArchiveStore, archive_store, is_archive, open_archive
+from ingot.artifacts.archive_store import ArchiveStore, archive_store, open_archive
 from ingot.artifacts.companions import Companions, find_companions
 from ingot.artifacts.unsupported_packers import Packer, packer_of_config, packer_of_tensors
 from ingot.codecs.table import CODECS
@@ -383,7 +384,7 @@ def open_source_in_store(
         if isinstance(store, ArchiveStore) and (error.rule or "").startswith("detect."):
             error.message += f"; to open a folder or file of the archive, name it: {ARCHIVE}:ARCHIVE!NAME"
         raise _located(explain(error, store), location) from None
-    if is_archive(catalog):
+    if ARCHIVE_KEY in catalog.metadata:
         return _open_archived(
             catalog, store, entry, verify=verify, max_decompressed=max_decompressed, requested_io=requested_io
         )

@@ -19,19 +19,14 @@ from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
 from ingot.runtimes.accepts import accepts, accepts_specs, container_name, readable_containers, refusal, why_not_a_file
 from ingot.runtimes.profile import RuntimeProfile
-from ingot.runtimes.table import runtime_named
 from ingot.stores.location import Location
 
 
-def for_runtime(options: ConvertOptions) -> ConvertOptions:
-    """Return the options with the container of the program that ``--for`` names.
+def for_runtime(options: ConvertOptions, profile: RuntimeProfile) -> ConvertOptions:
+    """Return the options with a container of the program that ``--for`` names.
 
-    Without ``--for``, the options are unchanged. Raises ``UsageError`` ``runtime.unknown``, ``convert.runtime``: the
-    program reads no container that the options permit.
+    Raises ``UsageError`` ``convert.runtime``: the program reads no container that the options permit.
     """
-    if options.runtime is None:
-        return options
-    profile = runtime_named(options.runtime)
     recipe = options.recipe if options.recipe is None or isinstance(options.recipe, Recipe) else None
     if options.recipe is not None and recipe is None:
         recipe = load_recipe(options.recipe)  # type: ignore[arg-type]
@@ -89,15 +84,14 @@ def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> st
     return best.format
 
 
-def require_held(format: Format, recipe: Recipe | None) -> None:
-    """Refuse a preset with a quantizer if the container would store its matrices as 16-bit values.
+def require_held(format: Format, recipe: Recipe) -> None:
+    """Raise an error if a container would store the matrices of a preset with a quantizer as 16-bit values.
 
-    Raises ``UnsupportedError`` ``convert.not-held``, whose message lists the presets that the container can hold.
+    For a preset without a quantizer, the plan raises the error. Raises ``UnsupportedError`` ``convert.not-held``, whose
+    message lists the presets that the container can store.
     """
-    if recipe is None or not recipe.general:
+    if holds(FORMATS.get(format.name, format), recipe):
         return
-    if not recipe.has_quantizer or holds(FORMATS.get(format.name, format), recipe):
-        return  # without a quantizer, the plan raises an error for codecs that the container cannot hold
     names = ", ".join(presets_held(format)) or "none"
     raise UnsupportedError(
         f"{format.name} cannot hold the result of preset {recipe.name}; it would store the matrices as 16-bit values. "
@@ -107,28 +101,20 @@ def require_held(format: Format, recipe: Recipe | None) -> None:
     )
 
 
-def checked_plan(plan: ConvertPlan, options: ConvertOptions, target: Destination) -> ConvertPlan:
-    """Return the plan; raise ``UnsupportedError`` ``runtime.refused`` if the program of ``--for`` would not load it."""
-    if options.runtime is not None:
-        container = container_name(plan.format.name)
-        activations = isinstance(options.recipe, Recipe) and options.recipe.activations is not None
-        specs = [step.spec for step in plan.steps]
-        answer = accepts_specs(runtime_named(options.runtime), container, specs, activations=activations)
-        if not answer.accepted:
-            raise refusal(answer, target.display)
-    return plan
+def require_accepted(profile: RuntimeProfile, plan: ConvertPlan, recipe: Recipe | None, target: Destination) -> None:
+    """Raise ``UnsupportedError`` ``runtime.refused`` if the program would not load the result of a plan."""
+    activations = recipe is not None and recipe.activations is not None
+    specs = [step.spec for step in plan.steps]
+    answer = accepts_specs(profile, container_name(plan.format.name), specs, activations=activations)
+    if not answer.accepted:
+        raise refusal(answer, target.display)
 
 
-def require_loadable(options: ConvertOptions, path: str) -> None:
-    """Raise an error if the program of ``--for`` would not load a written result.
-
-    Raises ``UnsupportedError`` ``runtime.refused``.
-    """
-    if options.runtime is None:
-        return
+def require_loadable(profile: RuntimeProfile, path: str) -> None:
+    """Raise ``UnsupportedError`` ``runtime.refused`` if the program would not load a written result."""
     source = open_source(Location.parse(path))
     try:
-        answer = accepts(runtime_named(options.runtime), source)
+        answer = accepts(profile, source)
     finally:
         source.close()
     if not answer.accepted:

@@ -267,9 +267,11 @@ def omitted_parts(opened: Checkpoint, target: Destination, options: ConvertOptio
 
     Raises ``UsageError`` ``architecture.part``: an unknown part, or a target other than GGUF.
     """
-    if options.part not in (None, *PARTS):
+    if options.part is None:
+        return {}
+    if options.part not in PARTS:
         raise UsageError(f"expected part {' or '.join(PARTS)}, found {options.part!r:.40}", rule="architecture.part")
-    if options.part is not None and not has_model_metadata(target.format.name):
+    if not has_model_metadata(target.format.name):
         raise UsageError(
             f"parts are files of llama.cpp: expected a target such as model.gguf, found format {target.format.name}",
             rule="architecture.part",

@@ -206,13 +206,11 @@ def _choices(
     return specs
 
 
-def with_rotate_option(recipe: Recipe | None, rotate: str | None) -> Recipe | None:
-    """Return the recipe with the rotations of ``--rotate``; the recipe itself if the option is not set.
+def with_rotate_option(recipe: Recipe | None, rotate: str) -> Recipe:
+    """Return the recipe with the rotations of ``--rotate``; without a recipe, one that only rotates.
 
     Raises ``UsageError`` ``recipe.rotate`` if the recipe has a table ``[rotate]`` too.
     """
-    if rotate is None:
-        return recipe
     if recipe is not None and recipe.rotate is not None:
         raise UsageError(
             f"expected one of --rotate and the table [rotate], found both in {recipe.name}", rule="recipe.rotate"

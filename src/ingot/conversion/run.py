@@ -15,14 +15,15 @@ from ingot.adapters.view import with_adapters
 from ingot.artifacts.account import account_of_conversion, dropped_omissions, unused_patterns
 from ingot.artifacts.adapter_files import HOLDS_ANY, note_on_config, refuse_adapter
 from ingot.artifacts.companions import companion_config, copy_companions
-from ingot.artifacts.destination import Destination, destination, is_distributed, stage
+from ingot.artifacts.destination import CPU, Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
 from ingot.conversion.block_types import type_notes, with_model_rules
+from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
 from ingot.conversion.estimate import Estimate, estimate_rounding
-from ingot.conversion.for_runtime import checked_plan, for_runtime, require_held, require_loadable
+from ingot.conversion.for_runtime import for_runtime, require_accepted, require_held, require_loadable
 from ingot.conversion.merging.view import merged_models
 from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.modelfile import require_free, write_modelfile
@@ -76,6 +77,7 @@ from ingot.core.runtime.progress import Progress
 from ingot.engine.execute import Executed, Target, execute
 from ingot.engine.resources import Resources
 from ingot.engine.steps import Repack
+from ingot.formats.base import Format
 from ingot.formats.packed_folders.base import PACKING_FILES
 from ingot.formats.packed_folders.mlx import MlxFormat
 from ingot.model import bytesource
@@ -84,6 +86,7 @@ from ingot.model.calibration import Calibration
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.packed_ints import PackedIntLayout
+from ingot.model.reading.view import View
 from ingot.naming.config import CONFIG
 from ingot.recipes.load import load_recipe
 from ingot.recipes.recipe import Recipe
@@ -125,17 +128,17 @@ def convert(options: ConvertOptions) -> ConvertReport:
     """
     started = time.perf_counter()
     is_distributed(options.engine, options.address)  # raises an error for an invalid engine before anything is read
-    options = for_runtime(options)
-    if options.runtime is not None:
-        require_free(runtime_named(options.runtime), Location.parse(options.dst), overwrite=options.overwrite)
-    options, budget = resolve_budget(options, _plan_for_budget, convert, publish=True)
+    profile = None if options.runtime is None else runtime_named(options.runtime)
+    if profile is not None:
+        options = for_runtime(options, profile)
+        require_free(profile, Location.parse(options.dst), overwrite=options.overwrite)
+    options, budget = _with_searched_recipe(options, publish=True)
     ranks = [None] if options.tp is None else ranks_of(options)
     reports = [_convert(options, rank) for rank in ranks]
     report = reports[0] if options.tp is None else merge_rank_reports(reports, Location.parse(options.dst))
-    if options.tp is None:
-        require_loadable(options, report.destination)
-        if options.runtime is not None:
-            write_modelfile(runtime_named(options.runtime), report.destination, Location.parse(options.src))
+    if options.tp is None and profile is not None:
+        require_loadable(profile, report.destination)
+        write_modelfile(profile, report.destination, Location.parse(options.src))
     return replace(report, seconds=time.perf_counter() - started, budget=budget)
 
 
@@ -186,7 +189,9 @@ def prepare(options: ConvertOptions) -> Prepared:
     Reads headers and samples. Pruning reads the feed-forward networks and reports to ``progress``. With ``tp`` the plan
     is the plan of the first rank; all ranks have the same shapes.
     """
-    prepared = _plan_for_budget(for_runtime(options))
+    if options.runtime is not None:
+        options = for_runtime(options, runtime_named(options.runtime))
+    prepared = _plan_for_budget(options)
     try:
         require_layers(prepared.plan.steps, prepared.plan.format)
     except BaseException:
@@ -197,18 +202,23 @@ def prepare(options: ConvertOptions) -> Prepared:
 
 def _plan_for_budget(options: ConvertOptions) -> Prepared:
     """Plan like ``prepare``, but allow a plan without packed layers, from which the search of a budget starts."""
-    options, budget = resolve_budget(options, _plan_for_budget, convert, publish=False)
+    options, budget = _with_searched_recipe(options, publish=False)
     rank = None if options.tp is None else ranks_of(options)[0]
     prepared = _prepare(_for_rank(options, rank), rank)
     return replace(prepared, budget=budget)
 
 
+def _with_searched_recipe(options: ConvertOptions, *, publish: bool) -> tuple[ConvertOptions, BudgetReport | None]:
+    """Return the result of ``resolve_budget``; the options and None if no option of a budget is set."""
+    values = options.target_size, options.target_bpw, options.max_kl, options.text, options.sequences
+    if all(value is None for value in values) and not (options.types or options.recipe_out or options.check_kl):
+        return options, None
+    return resolve_budget(options, _plan_for_budget, convert, publish=publish)
+
+
 def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     target = with_overlay_base(destination(Location.parse(options.dst), options.format, options.container), options)
-    recipe = options.recipe
-    if not (recipe is None or isinstance(recipe, Recipe)):
-        recipe = load_recipe(recipe)
-    recipe = with_rotate_option(recipe, options.rotate)
+    recipe = _requested_recipe(options)
     source = open_source(
         Location.parse(options.src),
         io=options.io,
@@ -235,10 +245,7 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         tied, heads = _tied_head(source, named, target)
         without = {**dropped_omissions(opened, options.drop), **omitted_parts(opened, target, options), **heads}
         weights = view_weights(opened, target, options, without)
-        require_held(target.format, recipe)
-        rounded, rounding = round_weights(
-            weights.checkpoint, recipe, options, f16_scales=target.format.traits.f16_scales
-        )
+        rounded, rounding = _rounded(weights.checkpoint, recipe, options, target.format)
         view = weights.then(lambda _: rounded).then(partial(view_for_target, target=target, options=options))
         groups = groups_for(view.checkpoint, target.format, one_group=_is_rounded_by_preset(rounding, recipe))
         view = view.then(partial(regroup, groups=groups)) if groups else view
@@ -247,7 +254,9 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
         checkpoint = checkpoint if rank is None else slice_for(checkpoint, rank)
         written = write_options(options, target)
         request = PlanRequest(recipe, options.allow_requantize, written, options.threads, options.measure)
-        plan = checked_plan(plan_conversion(checkpoint, target.format, request), options, target)
+        plan = plan_conversion(checkpoint, target.format, request)
+        if options.runtime is not None:
+            require_accepted(runtime_named(options.runtime), plan, recipe, target)
         names_read = [step.tensor.name for step in plan.steps]
         _require_packable_for_mlx(plan, checkpoint, target, options)
         account = account_of_conversion(opened, checkpoint, names_read, plan.format, options.drop)
@@ -293,6 +302,26 @@ def _prepare(options: ConvertOptions, rank: Rank | None) -> Prepared:
     except BaseException:
         close()
         raise
+
+
+def _requested_recipe(options: ConvertOptions) -> Recipe | None:
+    """Return the recipe of the options, with the rotations of ``--rotate``."""
+    recipe = options.recipe
+    if not (recipe is None or isinstance(recipe, Recipe)):
+        recipe = load_recipe(recipe)
+    return recipe if options.rotate is None else with_rotate_option(recipe, options.rotate)
+
+
+def _rounded(
+    weights: Checkpoint, recipe: Recipe | None, options: ConvertOptions, format: Format
+) -> tuple[View, Rounding | None]:
+    """Return the view that rounds matrices, and the rounding; the weights and None if no option requires rounding."""
+    if recipe is not None and recipe.general and recipe.has_quantizer:
+        require_held(format, recipe)
+    changes = recipe is not None and (recipe.has_quantizer or recipe.rotate is not None)
+    if not changes and options.calibration is None and options.device == CPU:
+        return View(weights), None
+    return round_weights(weights, recipe, options, f16_scales=format.traits.f16_scales)
 
 
 def _require_packable_for_mlx(

@@ -65,13 +65,11 @@ def is_other_part(name: str) -> bool:
     return _OTHER.match(without_prefixes(name)) is not None
 
 
-def part_omissions(names: Iterable[str], part: Part | None) -> dict[str, Omission]:
-    """Return an omission for each tensor outside of the requested part; none without a part.
+def part_omissions(names: Iterable[str], part: Part) -> dict[str, Omission]:
+    """Return an omission for each tensor outside of the requested part.
 
     The embedding stays, because a projector may need a row of it.
     """
-    if part is None:
-        return {}
     omission = Omission(f"not in the part {part}", accepted=True)
     if part == TEXT:
         return dict.fromkeys(filter(is_other_part, names), omission)

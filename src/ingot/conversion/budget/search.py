@@ -62,8 +62,6 @@ def resolve_budget(
 ) -> tuple[ConvertOptions, BudgetReport | None]:
     """Return the options with the searched recipe instead of a budget, and the report of the search.
 
-    Options without a budget are returned unchanged, with None.
-
     Parameters
     ----------
     options : ConvertOptions
