@@ -25,8 +25,7 @@ from gguf import GGMLQuantizationType, quants
 import ingot
 from ingot.codecs.affine.codec import AffineCodec
 from ingot.codecs.affine.rows import decode_rows
-from ingot.codecs.blocks.codec import BlocksCodec
-from ingot.codecs.blocks.encode import EXACT, LEVELS
+from ingot.codecs.blocks.codec import EXACT, LEVELS, BlocksCodec
 from ingot.codecs.lossless.tca_tbe import TcaCodec
 from ingot.codecs.scaled_codebook.codec import ScaledCodebookCodec
 from ingot.codecs.scaled_codebook.decode import ArrayWindow, decoder_of

@@ -25,8 +25,7 @@ from clock import turns
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 import ingot
-from ingot.codecs.blocks.codec import BlocksCodec
-from ingot.codecs.blocks.encode import EXACT, LEVELS, REFERENCE
+from ingot.codecs.blocks.codec import EXACT, LEVELS, REFERENCE, BlocksCodec
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.part import memory_part
 from ingot.model.tensor import Tensor

@@ -12,13 +12,13 @@ from ingot.adapters.options import AdapterConvertOptions
 from ingot.adapters.read import open_adapter
 from ingot.adapters.record import Adapter, Change, LowRank
 from ingot.adapters.write import GGUF, MLX, PEFT, AdapterFiles, gguf_files, mlx_files, peft_files, write_files
+from ingot.artifacts.companions import is_translated
 from ingot.artifacts.open import open as open_checkpoint
 from ingot.core.options import takes
 from ingot.errors import UsageError
 from ingot.reporting.report import Bytes, Count, Line, Report, Texts, figures_of
 from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
-from ingot.translate.view import is_translated
 
 _EXPERT = re.compile(
     r"(?P<start>.+)\.(?:mlp\.experts|block_sparse_moe\.experts)\.(?P<index>[0-9]{1,6})\.(?P<part>\w+)\.weight\Z"

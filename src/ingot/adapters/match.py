@@ -11,12 +11,11 @@ import numpy as np
 
 from ingot.adapters.names import expert_of, name_table, stack_experts, to_gguf_changes, to_model_changes
 from ingot.adapters.record import Adapter, Addition, Change, LowRank, Replacement
-from ingot.artifacts.companions import companion_config
+from ingot.artifacts.companions import companion_config, is_translated
 from ingot.core.numeric.dtypes import FLOATS
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Tensor
-from ingot.translate.view import is_translated
 
 RULE = "adapter.base"
 SHAPE_RULE = "adapter.shape"

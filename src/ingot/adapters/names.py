@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.adapters.record import Addition, Change, Factor, LowRank, Replacement
-from ingot.artifacts.companions import companion_config
+from ingot.artifacts.companions import companion_config, is_translated
 from ingot.errors import UnsupportedError
 from ingot.model.checkpoint import Checkpoint
 from ingot.model.tensor import Array
@@ -20,7 +20,6 @@ from ingot.translate import companions
 from ingot.translate.families import FAMILIES, Family, family_of
 from ingot.translate.tensor_plan import plan_to_gguf, plan_to_model
 from ingot.translate.unsupported_families import require_family, unknown_architecture
-from ingot.translate.view import is_translated
 
 RULE = "adapter.unsupported"
 

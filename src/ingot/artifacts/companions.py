@@ -13,9 +13,9 @@ from os import fspath
 from typing import Any
 
 from ingot.errors import IngotError
-from ingot.formats.detect import FORMATS
-from ingot.formats.shared.foreign import WEIGHT_SUFFIXES
+from ingot.formats.detect import FORMATS, WEIGHT_SUFFIXES
 from ingot.model.bytesource import Target
+from ingot.model.checkpoint import Checkpoint
 from ingot.model.receipt import SUFFIX as RECEIPTS
 from ingot.model.seal import SUFFIX as SEALS
 from ingot.model.store import Listing, Store, copy_file
@@ -33,6 +33,11 @@ _NESTED = "folders in folders"
 def has_model_metadata(format: str) -> bool:
     """Return whether a format stores a model's config and tokenizer as metadata, under names of the format."""
     return format == "gguf"
+
+
+def is_translated(checkpoint: Checkpoint) -> bool:
+    """Return whether the tensors already have llama.cpp's names, because the source is or was a GGUF file."""
+    return has_model_metadata(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
 
 
 @dataclass(frozen=True, slots=True)

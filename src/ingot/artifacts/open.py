@@ -19,10 +19,9 @@ from ingot.core.border import bordered
 from ingot.core.option_calls import check_size
 from ingot.errors import IngotError, IntegrityError, UsageError
 from ingot.formats.base import Catalog, Format
-from ingot.formats.detect import FORMATS, detect_file, detect_folder, explain, listing
+from ingot.formats.detect import FORMATS, HEAD, detect_file, detect_folder, explain, listing
 from ingot.formats.safetensors.index import unlisted_files
 from ingot.formats.safetensors.patch import read_pairs
-from ingot.formats.shared.foreign import HEAD
 from ingot.model.bytesource import StampedSource
 from ingot.model.checkpoint import Checkpoint, CheckpointSource
 from ingot.model.delta import KEY
@@ -31,8 +30,7 @@ from ingot.model.reading.limits import require_decompressed
 from ingot.model.store import CachedStore, FilteredStore, Store
 from ingot.model.tensor import Tensor
 from ingot.naming.config import CONFIG
-from ingot.stores.location import AnyPath, Location
-from ingot.stores.missing import missing_error
+from ingot.stores.location import AnyPath, Location, missing_error
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from typing import Any
 from ingot.artifacts.open import Source, open_source, weights_of
 from ingot.artifacts.save import named_tensors, plan_tensors, write_tensors
 from ingot.formats.base import Catalog, Format, WriteOptions
-from ingot.formats.detect import FORMATS, detect_file
-from ingot.formats.shared.foreign import HEAD
+from ingot.formats.detect import FORMATS, HEAD, detect_file
 from ingot.model.artifact import Artifact
 from ingot.model.checkpoint import Checkpoint
 from ingot.stores.location import AnyPath, Location

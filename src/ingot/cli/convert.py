@@ -15,7 +15,7 @@ from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.conversion.merge_options import MergeOptions
 from ingot.conversion.options import ConvertOptions, ExecuteOptions
 from ingot.core.about import About
-from ingot.stores.missing import require_local
+from ingot.stores.location import require_local
 
 if TYPE_CHECKING:
     from ingot.conversion.estimate import Estimate

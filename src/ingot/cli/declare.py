@@ -95,7 +95,7 @@ def _merge_argument(values: dict[str, Any], option_name: str, declared: Mapping[
 
 
 def _require_paths(value: str | Sequence[str]) -> None:
-    from ingot.stores.missing import require_local
+    from ingot.stores.location import require_local
 
     for path in [value] if isinstance(value, str) else value:
         require_local(path)

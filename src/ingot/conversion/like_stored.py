@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.codecs.blocks.encode import LEVELS
+from ingot.codecs.blocks.codec import LEVELS
 from ingot.errors import UnsupportedError
 from ingot.model.layouts.affine import ROWS_MSB, AffineLayout, Constant, Group, NoZero, PerTensor, Points, Row
 from ingot.model.layouts.dense import DenseLayout

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ingot.artifacts.attachments import ATTACHMENT_TITLES, WITH_WEIGHTS, located, require_carried
-from ingot.artifacts.companions import companion_config, has_model_metadata
+from ingot.artifacts.companions import companion_config, has_model_metadata, is_translated
 from ingot.artifacts.destination import Destination
 from ingot.artifacts.draft_head import check_head_or_none
 from ingot.artifacts.identity import equal_values, same_type
@@ -38,7 +38,7 @@ from ingot.translate.projectors import to_mmproj
 from ingot.translate.split_tensors import experts_for_format
 from ingot.translate.text_models import MMPROJ, PARTS, part_omissions, with_class_names
 from ingot.translate.unsupported_families import keep_names_note
-from ingot.translate.view import is_translated, to_gguf, to_model
+from ingot.translate.view import to_gguf, to_model
 from ingot.views.attach import attach, describe, detach
 from ingot.views.names import omit
 from ingot.views.pruning.prune import BLOCK, PruneOptions, choose_pruning

@@ -1,25 +1,26 @@
-"""The report of a finished conversion, tensor by tensor."""
+"""The report of a finished conversion, tensor by tensor, with the commands that run the result."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from ingot.artifacts.destination import Destination
-from ingot.artifacts.open import Source
+from ingot.artifacts.open import Source, open_source
 from ingot.codecs.base import GRADES, IN_F32, IN_TYPE, INTEGERS, SCALES
 from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.plan import ConvertPlan
-from ingot.conversion.run_commands import run_commands
 from ingot.core.numeric.dtypes import FLOATS
 from ingot.core.numeric.stats import ErrorStats
 from ingot.engine.execute import Executed
 from ingot.engine.steps import DECODED, ENCODED, MOVED, REPACKED, Repack
 from ingot.engine.work import CompletedStep, Step
+from ingot.errors import IngotError
 from ingot.formats.base import PROMPT, Format, WrittenArtifact, in_python
 from ingot.model.layouts.sparse import BlocksLayout
 from ingot.model.reading.lazy import as_tensor_map
@@ -43,6 +44,10 @@ from ingot.reporting.report import (
     worst_of,
 )
 from ingot.reporting.reportable import Reportable
+from ingot.runtimes.accepts import accepts, container_name
+from ingot.runtimes.profile import PROJECTOR
+from ingot.runtimes.table import BUILT_IN, RUNTIMES, command_lines, runtime_named
+from ingot.stores.location import Location
 
 
 def dropped_settings_note(source: Source, plan: ConvertPlan) -> str:
@@ -375,3 +380,42 @@ def retyped(steps: Sequence[Step]) -> tuple[dict[str, str], str]:
 
 def _sparsity(params: Mapping[str, Any]) -> float:
     return 1.0 - int(params["kept"]) / max(int(params["channels"]), 1)
+
+
+_FIRST = ("llama.cpp", "vllm", "mlx", "onnxruntime", "coreml")
+"""The programs whose commands come first if the user names none."""
+_SELF_CONTAINED = ("gguf", "onnx", "coreml")
+"""Containers that programs run without a ``config.json`` and a tokenizer in the folder."""
+
+
+def run_commands(location: str, format: Format, written: WrittenArtifact, runtime: str | None = None) -> list[str]:
+    """Return the shell lines that run a written result; empty if no program accepts it.
+
+    Parameters
+    ----------
+    location : str
+        The result, which is opened for the checks.
+    format : Format
+        The result's format; if no profile covers it, its own ``Format.commands`` are returned.
+    written : WrittenArtifact
+    runtime : str, optional
+        The program; by default the first one whose profile accepts the result.
+    """
+    container = container_name(format.name)
+    names = dict.fromkeys((*_FIRST, *BUILT_IN))
+    profiles = [RUNTIMES[name] for name in names] if runtime is None else [runtime_named(runtime)]
+    if not any(container in profile.containers for profile in profiles):
+        return [shlex.join(words) for words in format.commands(written)]
+    if container not in _SELF_CONTAINED and not written.generates:
+        return []
+    with suppress(IngotError):
+        source = open_source(Location.parse(location))
+        try:
+            is_projector = source.catalog.metadata.get("general.type") == PROJECTOR
+            key = PROJECTOR if is_projector else container
+            for profile in profiles:
+                if (key in profile.commands or not is_projector) and accepts(profile, source).accepted:
+                    return command_lines(profile, key, written.path, written.first)
+        finally:
+            source.close()
+    return []

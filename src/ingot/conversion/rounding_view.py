@@ -39,10 +39,10 @@ _NO_PREFIX = (
 )
 
 
-def rounding_notes(rounding: Rounding | None) -> list[str]:
+def rounding_notes(rounding: Rounding) -> list[str]:
     """Return notes on rounded matrices for the report; to be called after the matrices were read."""
     outcomes = outcomes_of(rounding)
-    if rounding is None or not outcomes:
+    if not outcomes:
         return []
     more = [] if rounding.extra_notes is None else rounding.extra_notes()
     lines = [*outcome_lines(outcomes, rounding.statistics_id), *_bias_lines(rounding.bias_changes), *more]
@@ -59,9 +59,9 @@ def _bias_lines(corrected: Mapping[str, float | None]) -> list[str]:
     return [*lines, f"without means of inputs, not corrected; calibrate again: {few(plain)}"] if plain else lines
 
 
-def outcomes_of(rounding: Rounding | None) -> Sequence[Outcome]:
+def outcomes_of(rounding: Rounding) -> Sequence[Outcome]:
     """Return the outcomes of the rounded matrices, sorted by name."""
-    return () if rounding is None else [rounding.outcomes[name] for name in sorted(rounding.outcomes)]
+    return [rounding.outcomes[name] for name in sorted(rounding.outcomes)]
 
 
 class _LazyStatistics:

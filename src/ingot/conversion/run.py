@@ -18,7 +18,6 @@ from ingot.artifacts.companions import companion_config, copy_companions
 from ingot.artifacts.destination import CPU, Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
-from ingot.conversion.block_types import type_notes, with_model_rules
 from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
@@ -29,7 +28,7 @@ from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.modelfile import require_free, write_modelfile
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
-from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion
+from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion, type_notes, with_model_rules
 from ingot.conversion.prepare_source import (
     TiedHead,
     accepted_defects,
@@ -476,6 +475,7 @@ def _valid_companions(source: Source, checkpoint: Checkpoint) -> Mapping[str, st
 
 def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> ConvertReport:
     plan = prepared.plan
+    rounding = prepared.rounding
     with gc_paused():  # many small objects are created, and none of them is garbage
         tensors = tensor_reports(
             executed.completed, lambda step: exactness(step.planned, plan.format, prepared.inexact)
@@ -493,10 +493,10 @@ def _report(prepared: Prepared, executed: Executed, facts: SourceFacts) -> Conve
         files=executed.files,
         companions=executed.companions,
         resumed=executed.resumed,
-        notes=[*prepared.notes, *rounding_notes(prepared.rounding)],
+        notes=prepared.notes if rounding is None else [*prepared.notes, *rounding_notes(rounding)],
         warnings=plan.warnings,
         commands=commands_for(prepared.target, plan, executed, facts, prepared.runtime),
-        rounded=outcomes_of(prepared.rounding),
+        rounded=() if rounding is None else outcomes_of(rounding),
         superseded=prepared.account.superseded,
         dropped=prepared.account.dropped,
     )

@@ -20,7 +20,7 @@ from ingot.adapters.record import Adapter, Factor, LowRank
 from ingot.adapters.view import apply_adapters
 from ingot.adapters.write import PEFT, adapter_destination, peft_files, stage_adapter, write_files
 from ingot.artifacts.adapter_files import refuse_adapter
-from ingot.artifacts.companions import companion_config
+from ingot.artifacts.companions import companion_config, is_translated
 from ingot.artifacts.destination import CPU, destination, stage
 from ingot.artifacts.open import weights_of
 from ingot.artifacts.state_dict import open_weights
@@ -45,7 +45,7 @@ from ingot.quantization.tensor import load_factors
 from ingot.reporting.report import Bytes, Column, Count, Figure, Line, Report, Seconds, Table, Texts, figures_of
 from ingot.reporting.reportable import Reportable
 from ingot.stores.location import Location
-from ingot.translate.view import is_translated, to_model
+from ingot.translate.view import to_model
 
 DEFAULT_RANK = 32
 RULE = "adapter.option"

@@ -14,8 +14,7 @@ from ingot.core.options import takes
 from ingot.core.runtime.parallel import check_cancelled
 from ingot.core.runtime.progress import Progress
 from ingot.errors import CodecError, FormatError, IngotError, IntegrityError, ResourceError, UsageError
-from ingot.formats.detect import detect_file, detect_folder, listing
-from ingot.formats.shared.foreign import HEAD
+from ingot.formats.detect import HEAD, detect_file, detect_folder, listing
 from ingot.library.adapter_base import find_base, require_sound
 from ingot.library.cut import Segment, covered, files_of, segments
 from ingot.library.encode import MIN_DELTA, as_delta, smallest

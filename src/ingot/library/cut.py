@@ -10,8 +10,7 @@ from typing import Any
 from ingot.core.numeric.dtypes import DTYPES
 from ingot.errors import IngotError
 from ingot.formats.base import Format
-from ingot.formats.detect import detect_file, detect_folder, listing
-from ingot.formats.shared.foreign import HEAD
+from ingot.formats.detect import HEAD, detect_file, detect_folder, listing
 from ingot.formats.torch.inert_pickle import Name, Record, Reference
 from ingot.formats.torch.saved_tensors import SavedFile
 from ingot.library.encode import element_type

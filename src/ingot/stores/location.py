@@ -1,7 +1,7 @@
 """Locations: what a user names by a path, an address or the id of a Hub model.
 
 Options and public functions accept ``AnyPath`` and parse it once. Internal code passes a ``Location``, or a store and
-the name of a file in it.
+the name of a file in it. The command line raises the errors for missing paths before heavy imports.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ingot.core.files.atomic import Staging
     from ingot.model.store import OverwritePolicy, Store
     from ingot.stores.shared import SharedFolder
+from ingot.core.registry import did_you_mean
+from ingot.errors import install_hint
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?")  # a single letter is a drive of Windows
@@ -280,3 +282,50 @@ def _scheme_name(text: str) -> str:
     if match is None or name not in STORES or (not match[2] and STORES[name].needs_slashes):
         return ""
     return name
+
+
+_LOCAL = ("file", "memory")
+
+
+def missing_error(location: Location, error: IngotError | None = None) -> UsageError:
+    """Return the error for a location that does not exist; ``error`` is the error of its store.
+
+    Returns
+    -------
+    UsageError
+        ``open.url``: an address of an unknown scheme; ``open.missing``: anything else.
+    """
+    if not location.scheme:
+        return UsageError(
+            "Ingot reads paths, and addresses that begin with "
+            f"{', '.join(f'{name}:' for name in STORES if name not in _LOCAL)}; download it first, and give the path",
+            rule="open.url",
+            where=location.display,
+        )
+    if location.text.partition("://")[0].lower() == location.scheme:
+        message = "there is no file or folder at this address" if error is None else error.message
+        return UsageError(message, rule="open.missing", where=location.display)
+    hint = ""
+    names = location.siblings() if location.user_text else None
+    if location.may_be_hub_id and names is None:
+        hint = f"; to read a model of the Hugging Face Hub by its name: {install_hint('hub')}"
+    elif names:
+        hint = did_you_mean(location.name, names)
+    return UsageError(f"no such file or folder{hint}", rule="open.missing", where=location.display or "''")
+
+
+def require_local(path: AnyPath) -> None:
+    """Raise ``UsageError`` ``open.missing`` if a local path does not exist; sends no request.
+
+    Addresses, the empty path, and texts that may name a model of the Hub are not checked.
+    """
+    location = Location.parse(path)
+    if location.scheme != _LOCAL[0] or not location.user_text or "://" in location.text:
+        return
+    try:
+        Path(location.text).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if not location.may_be_hub_id or location.siblings() is not None:
+            raise missing_error(location) from None
+    except OSError:  # the command will report it
+        return

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from ingot.artifacts.companions import has_model_metadata
 from ingot.core.numeric.dtypes import cast
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.gguf.format import GgufFormat
@@ -53,11 +52,6 @@ from ingot.views.rows import take
 
 _FLOATS = ("f32", "f16", "bf16")
 _ROWS = "architecture.rows"
-
-
-def is_translated(checkpoint: Checkpoint) -> bool:
-    """Return whether the tensors already have llama.cpp's names, because the source is or was a GGUF file."""
-    return has_model_metadata(checkpoint.format) or isinstance(checkpoint.metadata.get("general.architecture"), str)
 
 
 def to_gguf(checkpoint: Checkpoint, *, no_tokenizer: bool = False, hint: str = "") -> View:

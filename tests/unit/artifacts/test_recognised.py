@@ -11,7 +11,7 @@ import pytest
 
 import ingot
 from ingot.errors import IngotError, UsageError
-from ingot.formats.shared.foreign import TRUNCATED_HINT
+from ingot.formats.detect import TRUNCATED_HINT
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 from ingot.cli.main import run
 from ingot.errors import UsageError
-from ingot.stores.missing import require_local
+from ingot.stores.location import require_local
 
 COMMANDS = [
     *(f"{name} PATH" for name in ("inspect", "verify", "seal", "matrix", "int4", "run-plan", "plan")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.codecs.blocks.encode import LEVELS
+from ingot.codecs.blocks.codec import LEVELS
 from ingot.core.numeric.dtypes import as_bits, cast
 from ingot.core.runtime import native
 from ingot.model.layouts.ggml import TYPES

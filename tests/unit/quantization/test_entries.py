@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ingot.codecs.blocks.codec import BlockDecoder
 from ingot.codecs.blocks.entries import ENTRY_TYPES
-from ingot.codecs.blocks.values import BlockDecoder
 from ingot.errors import CodecError, UsageError
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
 from ingot.model.statistics import MatrixStatistics

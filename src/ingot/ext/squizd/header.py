@@ -20,7 +20,7 @@ from ingot.ext.squizd.layout import (
     Sparsity,
     sparsity_crc,
 )
-from ingot.formats.shared.foreign import TRUNCATED_HINT
+from ingot.formats.detect import TRUNCATED_HINT
 from ingot.model.bytesource import ByteSource
 from ingot.model.reading.ranges import read_bytes
 from ingot.model.stacks import DEFINED_BITS, Flags

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ingot.errors import FormatError
-from ingot.formats.shared.foreign import TRUNCATED_HINT
+from ingot.formats.detect import TRUNCATED_HINT
 from ingot.model.bytesource import ByteSource
 from ingot.model.reading.ranges import read_bytes
 

@@ -17,10 +17,10 @@ import numpy as np
 from ingot.core.numeric.dtypes import DTYPES, element_count
 from ingot.core.parsing.columns import Array, Rows
 from ingot.errors import CodecError, FormatError, UnsupportedError
+from ingot.formats.detect import TRUNCATED_HINT
 from ingot.formats.gguf.cursor import Cursor, Records
 from ingot.formats.gguf.metadata import ALIGNMENT, DEFAULT_ALIGNMENT, NUMPY, STRUCT, is_text, with_values
 from ingot.formats.gguf.types import BLOCKED, DENSE, FILE_TYPES, VALUES
-from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout

@@ -10,7 +10,7 @@ import msgspec
 from ingot.formats.base import Catalog, Format, FormatTraits, WriteOptions
 from ingot.formats.safetensors.header import MAX_HEADER, PREFIX, read_single
 from ingot.formats.safetensors.index import INDEX_SUFFIX, SUFFIX, read_sharded
-from ingot.formats.safetensors.patch import is_patch, read_patch
+from ingot.formats.safetensors.patch import FORMAT, read_patch
 from ingot.formats.safetensors.pieces import FileEntry, file_entries
 from ingot.formats.safetensors.writer import SafetensorsWriter, files_size, why_unsupported
 from ingot.model.artifact import Artifact
@@ -65,8 +65,8 @@ class SafetensorsFormat(Format):
         """
         reader = read_sharded if name.lower().endswith(INDEX_SUFFIX) else read_single
         catalog = reader(store, name, verify=verify)
-        if not is_patch(catalog.metadata):
-            return catalog
+        if catalog.metadata.get("format") != FORMAT or catalog.metadata.get("sparse", "True") != "True":
+            return catalog  # TRL's full checkpoints have sparse False
         try:
             return read_patch(catalog, name, verify=verify)
         except BaseException:

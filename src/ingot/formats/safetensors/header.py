@@ -18,7 +18,7 @@ from ingot.core.parsing.strictjson import preload, strict_json, utf8_fault
 from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError
 from ingot.formats.base import Catalog
-from ingot.formats.shared.foreign import TRUNCATED_HINT
+from ingot.formats.detect import TRUNCATED_HINT
 from ingot.formats.shared.single import ReadHeader, header_of, headers_of
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout

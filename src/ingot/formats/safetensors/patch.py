@@ -46,11 +46,6 @@ class _IngotFields(msgspec.Struct, omit_defaults=True):
     digests: dict[str, str] = {}
 
 
-def is_patch(metadata: Mapping[str, Any]) -> bool:
-    """Return whether the metadata is that of a sparse patch; TRL's full checkpoints have ``sparse`` ``False``."""
-    return metadata.get("format") == FORMAT and metadata.get("sparse", "True") == "True"
-
-
 def read_patch(catalog: Catalog, location: str, *, verify: bool = True) -> Catalog:
     """Return the catalog of a delta, from a file of positions and values.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from ingot.core.parsing.strictjson import strict_json
 from ingot.errors import FormatError, UsageError
 from ingot.formats.base import Catalog, FormatTraits, ReadOnlyFormat
-from ingot.formats.shared.foreign import LEGACY_TORCH, TORCH_SUFFIXES, ZIP
+from ingot.formats.detect import LEGACY_TORCH, TORCH_SUFFIXES, ZIP
 from ingot.formats.torch.reader import File, open_file, tensors_of
 from ingot.model.store import Store
 

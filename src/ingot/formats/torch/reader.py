@@ -15,7 +15,7 @@ from ingot.core.files.archive import ArchiveFile
 from ingot.core.numeric.dtypes import dtype as resolve_dtype
 from ingot.core.runtime.memory import require_ram
 from ingot.errors import FormatError, IngotError, UnsupportedError
-from ingot.formats.shared.foreign import LEGACY_TORCH
+from ingot.formats.detect import LEGACY_TORCH
 from ingot.model.bytesource import ByteSource
 from ingot.model.layouts.dense import DATA, DenseLayout
 from ingot.model.part import Part

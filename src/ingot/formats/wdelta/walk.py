@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ingot.core.numeric.dtypes import MAX_RANK, element_count
 from ingot.errors import FormatError
-from ingot.formats.shared.foreign import TRUNCATED_HINT
+from ingot.formats.detect import TRUNCATED_HINT
 from ingot.formats.wdelta.entries import Entry
 from ingot.formats.wdelta.header import Header
 from ingot.formats.wdelta.layout import ITEM, LONGEST_DTYPE, LONGEST_FIELD, STRATEGIES, Head, Span, head_size

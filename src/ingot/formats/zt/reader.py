@@ -11,8 +11,8 @@ from ingot.core.parsing import manifest_digest
 from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError, UnsupportedError
 from ingot.formats.base import Catalog
+from ingot.formats.detect import TRUNCATED_HINT
 from ingot.formats.shared.dense_columns import DenseTensors
-from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.formats.shared.manifests import label, unknown_texts
 from ingot.formats.zt.columns import Columns, decode
 from ingot.formats.zt.manifest import (

@@ -10,8 +10,8 @@ from ingot.core.bytes.encodings import ENCODED
 from ingot.core.runtime.memory import gc_paused
 from ingot.errors import FormatError, IntegrityError, UnsupportedError
 from ingot.formats.base import Catalog
+from ingot.formats.detect import TRUNCATED_HINT
 from ingot.formats.shared.dense_columns import DenseTensors
-from ingot.formats.shared.foreign import TRUNCATED_HINT
 from ingot.formats.shared.manifests import label, unknown_texts
 from ingot.formats.zt.rules import logical_dtype
 from ingot.formats.zt2.columns import Objects, decode

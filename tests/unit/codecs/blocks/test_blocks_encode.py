@@ -7,8 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ingot.codecs.blocks.codec import BlocksCodec
-from ingot.codecs.blocks.encode import LEVELS
+from ingot.codecs.blocks.codec import LEVELS, BlocksCodec
 from ingot.core.numeric.dtypes import cast
 from ingot.errors import CodecError, UnsupportedError, UsageError
 from ingot.model.layouts.ggml import TYPES
