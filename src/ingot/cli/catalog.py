@@ -12,7 +12,7 @@ from ingot.cli.output import Json, render
 from ingot.core.about import About
 
 
-@declare("formats")
+@declare("formats", "Examples:\n\n  ingot formats")
 def formats(json: Json = False) -> None:
     """List the formats, their suffixes, and the codecs that each format can store."""
     from ingot.inspect.catalog import formats_report
@@ -20,7 +20,7 @@ def formats(json: Json = False) -> None:
     render(formats_report(), json=json)
 
 
-@declare("codecs")
+@declare("codecs", "Examples:\n\n  ingot codecs")
 def codecs(json: Json = False) -> None:
     """List the codecs, whether they are lossless, and the formats that can store them."""
     from ingot.inspect.catalog import codecs_report
@@ -28,7 +28,7 @@ def codecs(json: Json = False) -> None:
     render(codecs_report(), json=json)
 
 
-@declare("recipes")
+@declare("recipes", "Examples:\n\n  ingot recipes --for vllm\n\n  ingot recipes int4")
 def recipes(
     name: Annotated[
         str | None, About("Print this preset's TOML, to start a recipe of your own.", argument=True)
@@ -48,7 +48,7 @@ def recipes(
     render(recipes_report(runtime), json=json)
 
 
-@declare("doctor")
+@declare("doctor", "Examples:\n\n  ingot doctor\n\n  ingot doctor --for llama.cpp")
 def doctor(
     runtime: Annotated[
         str | None,

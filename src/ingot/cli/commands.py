@@ -29,17 +29,17 @@ PLUGINS = "Plugins"
 # the name after a colon. A row without a module is a command of an extension (``core.extensions``).
 _GROUPS = {
     "Convert": (
-        ("demo", "demo", "Convert a small real model; show size, error, perplexity"),
+        ("demo", "demo", "Convert a small real model; show size and error"),
         ("quantize", "quantize", "Quantize a model for the program that runs it"),
         ("convert", "convert", "Convert a checkpoint, by a recipe or as it is"),
         ("append", "convert:append", "Add tensors to a .zt without rewriting it"),
         ("matrix", "matrix", "Show what a conversion to each format would keep"),
-        ("calibrate", "calibrate", "Collect a model's statistics, for recipes that round better"),
+        ("calibrate", "calibrate", "Collect statistics of a model, for calibrated presets"),
         ("run-plan", "convert:run_plan", "Carry out a plan of `ingot convert --plan-out`"),
         ("recipes", "catalog:recipes", "List the preset recipes, or print one as TOML"),
     ),
     "Look": (
-        ("inspect", "inspect", "Show tensors, sizes, codecs, totals, from headers alone"),
+        ("inspect", "inspect", "Show tensors, sizes and codecs, from headers alone"),
         ("verify", "verify", "Check a checkpoint: structure, digests, every tensor"),
         ("seal", "verify:seal", "Write digests beside files that have none"),
         ("compare", "compare", "Compare two checkpoints tensor by tensor, worst first"),
@@ -65,9 +65,9 @@ _GROUPS = {
         ("sweep", "eval:sweep", "Quantize with several presets, and measure each"),
     ),
     "Targets": (
-        ("ane", "special:ane", "Plan and pack for an Apple Neural Engine: plan, kernel, lut"),
-        ("squish", "special:squish", "Build and drop forms of a Squish directory"),
-        ("extract", "extract", "Extract a draft head or Core ML package; make a package"),
+        ("ane", "special:ane", "For Apple's Neural Engine: plan, kernel, lut"),
+        ("squish", "special:squish", "For Squish directories: int4, and their caches"),
+        ("extract", "extract", "Make or extract a Core ML package; extract draft heads"),
     ),
 }
 GROUP_OF = {name: group for group, rows in _GROUPS.items() for name, _, _ in rows}

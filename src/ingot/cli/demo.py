@@ -16,7 +16,7 @@ from ingot.errors import printable
 from ingot.reporting.report import size_text
 
 
-@declare("demo")
+@declare("demo", "Examples:\n\n  ingot demo\n\n  ingot demo --only-model")
 def command(
     out: Annotated[Path, About("Folder for the files; created if absent.", OUTPUT, aliases=OUT)] = Path("ingot-demo"),
     only_model: Annotated[bool, About("Only write the model, into OUT/original.")] = False,

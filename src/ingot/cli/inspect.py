@@ -20,9 +20,9 @@ EPILOG = (
     "  ingot inspect model.zt\n\n"
     "  ingot inspect ./Llama-3-8B --by role\n\n"
     "  ingot inspect model.zt --content-id\n\n"
-    "  ingot inspect model.zt --id        (by the digests in the manifest, without reading weights)\n\n"
+    "  ingot inspect model.zt --id\n\n"
     "  ingot inspect model.zt --tensor lm_head.weight --json\n\n"
-    "  ingot inspect model.squizd --no-tensors     (features, and the stack chosen per platform)"
+    "  ingot inspect model.squizd --no-tensors"
 )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _WIDTH = 80
+_LABEL = 16  # columns of the names in the list of commands
 
 JOBS = {
     "Make weights smaller": "ingot convert model.safetensors small.zt --recipe int4",
@@ -58,12 +59,12 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
     for group, names in groupby(GROUP_OF, GROUP_OF.__getitem__):
         yield ""
         for index, (label, text) in enumerate(_lines_of(names)):
-            yield f"{'' if index else group:<8} {label:<11} {text}"
+            yield f"{'' if index else group:<8} {label:<{_LABEL}} {text}"
     if COMMANDS.plugins():
         yield ""
     for index, (name, plugin) in enumerate(COMMANDS.plugins().items()):
         summary = f"{plugin.distribution}: {plugin.summary}".removesuffix(": ")
-        row = f"{'' if index else PLUGINS:<8} {printable(name):<11} {summary}"
+        row = f"{'' if index else PLUGINS:<8} {printable(name):<{_LABEL}} {summary}"
         yield row if len(row) <= _WIDTH else f"{row[: _WIDTH - 3]}..."
     for index, option in enumerate(parameters):
         flag = " ".join(filter(None, (max(option.opts, key=len), option.metavar)))

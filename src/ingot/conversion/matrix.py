@@ -34,7 +34,7 @@ from ingot.stores.location import Location
 REFUSED = "refused"
 _LEGEND = (
     "moved: unchanged. repacked: the same numbers in another layout. decoded: values computed from them.",
-    "refused: cannot be stored. becomes: the size of the result.",
+    "refused: cannot be stored. becomes: the size of the result. equal: in how many repacked tensors each is the same.",
 )
 
 

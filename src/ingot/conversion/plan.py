@@ -46,7 +46,7 @@ from ingot.model.tensor import Tensor
 from ingot.naming.names import count_layers, equal_layers, role_of
 from ingot.recipes.choice import SMALLEST, Choice, Measured
 from ingot.recipes.llama_cpp_mixtures import expand, facts_of
-from ingot.recipes.recipe import Decision, Recipe, resolve
+from ingot.recipes.recipe import Decision, Recipe, Rule, resolve
 from ingot.reporting.report import count_text
 from ingot.views.regroup import even_group
 
@@ -390,12 +390,13 @@ def type_notes(steps: Sequence[Step], format: Format, recipe: Recipe | None) -> 
 
 def _fallback_notes(steps: Sequence[Step], recipe: Recipe) -> list[str]:
     """Return a note for each combination of requested type, stored type and number of columns."""
+    fallbacks = {**_rule_fallbacks(recipe), **recipe.fallbacks}
     groups: dict[tuple[str, str, int], list[str]] = {}
     for step in steps:
-        labels = (label for label in recipe.fallbacks if step.rule == label or step.rule.startswith(f"{label} ("))
+        labels = (label for label in fallbacks if step.rule == label or step.rule.startswith(f"{label} ("))
         label = next(labels, None)
         if label is not None:
-            groups.setdefault((*recipe.fallbacks[label], step.spec.shape[-1]), []).append(step.spec.name)
+            groups.setdefault((*fallbacks[label], step.spec.shape[-1]), []).append(step.spec.name)
     notes = []
     for (requested, stored, columns), names in groups.items():
         patterns = ", ".join(pattern for pattern, _ in equal_layers(names, str, lambda _: None))
@@ -405,3 +406,20 @@ def _fallback_notes(steps: Sequence[Step], recipe: Recipe) -> list[str]:
             f"{count_text(len(names), 'tensor')}, {patterns}"
         )
     return notes
+
+
+def _rule_fallbacks(recipe: Recipe) -> dict[str, tuple[str, str]]:
+    """Return the requested and the stored type of each rule for matrices whose columns an earlier rule's block does not
+    divide, keyed by label.
+    """
+    requested: dict[Rule, str] = {}
+    fallbacks = {}
+    for rule in recipe.rules:
+        if not isinstance(rule.choice, Choice) or rule.choice.codec != GgmlBlocksLayout.codec:
+            continue
+        stored = str(rule.choice.options["type"])
+        conditions = replace(rule, choice=None, label="", cols_multiple_of=1)
+        first = requested.setdefault(conditions, stored)
+        if TYPES[stored].elements < TYPES[first].elements:
+            fallbacks[rule.label] = first, stored
+    return fallbacks

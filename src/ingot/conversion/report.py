@@ -305,9 +305,8 @@ class ConvertReport(Reportable):
         figures += loss_figures
         lines += loss_lines
         lines.append(Line("{item}", "note", items="notes"))
-        if self.commands:
-            lines += [Line("next:"), Line("  {item}", items="commands", copyable=True)]
-        report = Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)])
+        closing = [Line("next:"), Line("  {item}", items="commands", copyable=True)] if self.commands else []
+        report = Report(figures, lines, [table_of("tensors", self.tensors, TensorReport)], closing)
         return report if self.budget is None else self.budget.around(report)
 
 

@@ -63,10 +63,14 @@ class RecipeInfo:
 
 @dataclass(frozen=True, slots=True)
 class RuntimePreset:
-    """A preset that a program runs, its container, and the value of ``--bits`` that selects it (empty if none does)."""
+    """A preset that a program runs, its container, and the value of ``--bits`` that selects it (empty if none does).
+
+    ``stored_bits`` are the bits per weight of its matrices, as in ``RecipeInfo``.
+    """
 
     name: str
     bits: str
+    stored_bits: str
     container: str
     description: str
 
@@ -188,13 +192,25 @@ def _presets_for(runtime: str) -> Report:
     profile = runtime_named(runtime)
     chosen = {name: str(item.bits) for item in profile.presets for name in (item.plain, item.calibrated)}
     fits = [
-        RuntimePreset(name, chosen.get(name, ""), container_for(profile, load_recipe(name)) or "", _description(name))
+        RuntimePreset(
+            name,
+            chosen.get(name, ""),
+            _recipe_info(load_recipe(name)).bits,
+            container_for(profile, load_recipe(name)) or "",
+            _description(name),
+        )
         for name in presets_of(profile)
     ]
-    heads = {"name": "recipe", "bits": "--bits", "container": "container", "description": "what it does"}
-    rows = [(item.name, item.bits, item.container, _first_clause(item.description)) for item in fits]
+    heads = {
+        "name": "recipe",
+        "bits": "--bits",
+        "stored_bits": "bits of a weight",
+        "container": "container",
+        "description": "what it does",
+    }
+    rows = [(item.name, item.bits, item.stored_bits, item.container, _first_clause(item.description)) for item in fits]
     text = Table("", [Column("", head=head) for head in heads.values()], rows, data=False)
-    legend = Line("`ingot recipes NAME` prints a preset with its full description.")
+    legend = Line("`ingot recipes NAME` prints a preset with its full description. The bits are those of matrices.")
     return Report(tables=[replace(table_of("", fits, RuntimePreset, heads), shown=False), text], closing=[legend])
 
 

@@ -58,7 +58,9 @@ class Check:
 def checks_report(checks: Sequence[Check]) -> Report:
     """Return a report with the checks as a table, and the advice as lines."""
     columns = [Column("name", head="check"), Column("state", head="state"), Column("found", head="found")]
-    advice = [f"{item.name}: {item.advice}" for item in checks if item.advice]
+    advice = [f"{item.name}: {item.advice}" for item in checks if item.advice and item.state != "absent"]
+    if any(item.advice and item.state == "absent" for item in checks):
+        advice.append(f"absent extras are optional; `{install_hint('NAME')}` adds one to this installation")
     closing = [Line("{item}", items="advice")]
     rows = [(item.name, item.state, item.result, item.advice) for item in checks]
     tables = [Table("", [*columns, Column("advice")], rows)]
@@ -129,7 +131,7 @@ def _program(profile: RuntimeProfile) -> tuple[Check, Check]:
     tried = f"the profile was {'run' if profile.machine else 'written'} {_with(profile)} ({profile.date})"
     if not here:
         result = f"not installed: {', '.join([*needs.programs, *needs.packages])}"
-        return Check(profile.title, "missing", result, needs.hint), Check("version", "absent", tried)
+        return Check(profile.title, "missing", result, needs.hint), Check("version", "absent", f"not read; {tried}")
     requested = profile.package.partition("==")[2]
     same = [version for version in versions.values() if requested and f"{version}.".startswith(f"{requested}.")]
     advice = "" if same else f"`ingot verify FILE --for {profile.name}` answers for the version of the profile"

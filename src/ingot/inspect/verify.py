@@ -116,6 +116,8 @@ def verify(options: VerifyOptions) -> list[Finding]:
         findings += _canonical_findings(source) if options.canonical else []
         loadable = [] if profile is None else runtime_findings(profile, source)
         adapted = adapter_findings(source, options.base)
+        errors = {(item.rule, item.message) for item in loadable if item.level == "error"}
+        findings = [item for item in findings if (item.rule, item.message) not in errors]  # notes on the same fact
         return sorted([*findings, *loadable, *adapted, *repaired, *archived], key=lambda item: item.level != "error")
     finally:
         source.close()
@@ -319,5 +321,5 @@ def runtime_findings(profile: RuntimeProfile, source: Source) -> list[Finding]:
     if not answer.accepted:
         return [Finding("error", reason.rule, reason.location, reason.message) for reason in answer.reasons]
     untested = ", ".join(scheme.name for scheme in answer.untested)
-    tried = f"; not run with this program: {untested}" if untested else ""
+    tried = f"; the project did not run it with: {untested}" if untested else ""
     return [Finding("note", "runtime.loads", source.location, f"{profile.label} would load this{tried}")]

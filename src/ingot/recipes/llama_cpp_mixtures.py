@@ -180,8 +180,8 @@ def preset_toml(preset: str) -> str:
     )
     quantizer = f'quantizer = "{_QUANTIZER}"\n' if preset != name else ""
     return (
-        f'name = "{preset}"\ndescription = """\nThe mixture {name} of llama.cpp: mostly {_TABLE[name][1].upper()} '
-        f'({bits:g} bits per weight), and its choice of type for\neach tensor; {rounding}.\n"""\n'
+        f'name = "{preset}"\ndescription = """\nThe mixture {name} of llama.cpp, mostly {_TABLE[name][1].upper()} '
+        f'({bits:g} bits per weight): its choice of type for\neach tensor; {rounding}.\n"""\n'
         f'mixture = "{name}"\n{quantizer}'
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ingot.artifacts.adapter_files import RULE as ADAPTER
+from ingot.artifacts.adapter_files import adapter_of
 from ingot.artifacts.open import Source
 from ingot.errors import IngotError, UnsupportedError
 from ingot.formats.packed_folders.awq import AwqFormat
@@ -32,6 +34,7 @@ _EMBEDDING = ("token_embd.weight",)
 _KEY = re.compile(r"\{([^{}]+)\}")
 _SECOND = "second_scale"
 _UNPACKED = ("embedding", "head")
+_COPY = "copy it from the folder of the original model"
 _SHOWN = 3
 _PAIR = 2
 
@@ -78,6 +81,9 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
     Reads headers, ``config.json`` and the tokenizer, and second scales of tensors.
     """
     container = container_of(source)
+    adapter = adapter_of(source)
+    if adapter is not None:
+        return Answer(profile, container, [Reason(ADAPTER, source.location, adapter.describe())])
     if container not in profile.containers:
         expected = " or ".join(readable_containers(profile))
         reason = Reason(
@@ -338,9 +344,9 @@ def _unmet(requirement: Requirement, source: Source, config: Mapping[str, Any]) 
     names = set(source.store.names()) if source.is_folder and needs_files else set()
     for name in requirement.files:
         if name not in names:
-            yield Reason("runtime.file", source.location, f"{name} is missing{why}")
+            yield Reason("runtime.file", source.location, f"{name} is missing{why}; {_COPY}")
     if requirement.any_files and not names & set(requirement.any_files):
-        yield Reason("runtime.file", source.location, f"{' or '.join(requirement.any_files)} is missing{why}")
+        yield Reason("runtime.file", source.location, f"{' or '.join(requirement.any_files)} is missing{why}; {_COPY}")
     if _TOKENIZER in names & {*requirement.files, *requirement.any_files} and not _is_tokenizer(source):
         text = f"{_TOKENIZER} has no model with a vocabulary, so that the package tokenizers does not read it{why}"
         yield Reason("runtime.file", source.location, text)

@@ -274,9 +274,7 @@ def _refuse_division(rule: str, subject: str, count: int, size: int, location: s
 
 def _advice(works: Sequence[int]) -> str:
     return (
-        f"these numbers would work: --tp {', '.join(map(str, works[:6]))}"
-        if works
-        else "no number of ranks would work"
+        f"these numbers would work: --tp {', '.join(map(str, works[:6]))}" if works else "no number of ranks would work"
     )
 
 

@@ -102,7 +102,9 @@ class Cursor:
         room = (self.size - self.position) // min_bytes
         if count > room:
             raise FormatError(
-                rule, f"expected at most {room} {items} in the remaining file, found {count}", where=self.name
+                rule,
+                f"expected at most {room} {items} in the remaining file, found {count}; {TRUNCATED_HINT}",
+                where=self.name,
             )
         return int(count)
 

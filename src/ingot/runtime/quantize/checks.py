@@ -83,8 +83,8 @@ def _require_statistics(text: str) -> None:
         Location.parse(text).find()
     except UsageError as error:
         raise UsageError(
-            f"expected --calibration {', '.join(MODES)}, or a file of statistics, found {text!r:.60}"
-            f"{did_you_mean(text.lower(), MODES)}",
+            f"--calibration {text!r:.60} is no mode ({', '.join(MODES)}) and no existing file"
+            f"{did_you_mean(text.lower(), MODES)}; `ingot calibrate` writes a file of statistics",
             rule="quantize.calibration",
         ) from error
 

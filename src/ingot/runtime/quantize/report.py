@@ -79,7 +79,7 @@ class QuantizeReport(Reportable):
             *(Line(_escaped(text), "note") for text in self.notes),
         ]
         if self.untested:
-            lines.append(Line("not run with this program: {untested_text} (docs/runtimes.md)", "note"))
+            lines.append(Line("the project did not run this program with: {untested_text} (docs/runtimes.md)", "note"))
         heads = {"stored": "stored as", "rules": "rule", "tensors": "tensors", "nbytes": "size", "share": "share"}
         closing = [Line("next:"), Line("  {item}", items="commands", copyable=True)] if self.commands else []
         return Report(figures, lines, [table_of("types", self.types, StoredType, heads)], closing)

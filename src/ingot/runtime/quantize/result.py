@@ -10,7 +10,7 @@ from ingot.artifacts.open import Source, open_source
 from ingot.conversion.choose_preset import Chosen
 from ingot.conversion.modelfile import write_modelfile
 from ingot.conversion.report import ConvertReport, TensorReport
-from ingot.errors import IngotError
+from ingot.errors import IngotError, install_hint
 from ingot.inspect.catalog import mean_bits
 from ingot.model.reading.lazy import as_tensor_map
 from ingot.naming.names import equal_layers
@@ -20,6 +20,7 @@ from ingot.runtime.loading.options import Loading, Measures, Protocol
 from ingot.runtime.quantize.option_names import without_foreign_options
 from ingot.runtime.quantize.options import QuantizeOptions
 from ingot.runtime.quantize.report import QuantizeReport, StoredType
+from ingot.runtime.quantize.statistics import NO_EXTRA
 from ingot.runtimes.accepts import accepts, refusal
 from ingot.runtimes.profile import PROJECTOR
 from ingot.runtimes.stored import stored_scheme
@@ -33,6 +34,9 @@ _LARGER = 1.4
 _LARGE_SHARE = 0.02
 _TYPES = "types of the tensors"
 _REPLACED = " instead of "
+_UNCALIBRATED = (
+    f"not calibrated: calibration keeps more quality at the same size, and needs `{install_hint('transformers')}`"
+)
 _WINDOWS = 16  # of the text that ``kl`` measures
 
 
@@ -71,7 +75,7 @@ def finish(
         seconds=seconds,
         types=types,
         commands=commands,
-        notes=_notes(report, larger),
+        notes=[*_notes(report, larger), *([_UNCALIBRATED] if text.endswith(NO_EXTRA) else [])],
         larger=larger,
         warnings=report.warnings,
         untested=[] if answer is None else [scheme.name for scheme in answer.untested],

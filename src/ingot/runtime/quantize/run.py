@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.destination import CPU
 from ingot.artifacts.open import open_source
 from ingot.codecs.table import stored_exactly
@@ -202,6 +203,7 @@ def _require_source(options: QuantizeOptions, chosen: Chosen) -> None:
     model = Location.parse(options.model)
     source = open_source(model)
     try:
+        refuse_adapter(source)
         dialect = source.packer()
         if dialect is not None:
             raise dialect.refusal()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 LONG = 600.0
 """Seconds of work above which ``confirm`` decides."""
 _NEAREST = "nearest values, without statistics"
+NO_EXTRA = "the extra transformers, which calibrates, is not installed"
 _STATISTICS = {
     FULL: "statistics of inputs and gradients",
     GPTQ: "second moments of inputs",
@@ -69,7 +70,7 @@ def get_statistics(
             plan = calibration.plan()
         except MissingExtraError:
             if mode == AUTO and chosen.plain:
-                return _without(options, rounding, f"{_NEAREST}: the extra transformers is not installed")
+                return _without(options, rounding, f"{_NEAREST}: {NO_EXTRA}")
             raise
         estimate = _estimate(candidate, plan, rounding[candidate])
         if mode == AUTO and not _fits(options, estimate):
