@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 
+from ingot.artifacts.adapter_files import RULE as ADAPTER
 from ingot.artifacts.archive_read import problems
 from ingot.artifacts.archive_store import ArchiveStore
 from ingot.artifacts.attachments import check_package
@@ -118,6 +119,8 @@ def verify(options: VerifyOptions) -> list[Finding]:
         adapted = adapter_findings(source, options.base)
         errors = {(item.rule, item.message) for item in loadable if item.level == "error"}
         findings = [item for item in findings if (item.rule, item.message) not in errors]  # notes on the same fact
+        if options.base is not None:
+            findings = [item for item in findings if item.rule != ADAPTER]  # the caller knows that it is an adapter
         return sorted([*findings, *loadable, *adapted, *repaired, *archived], key=lambda item: item.level != "error")
     finally:
         source.close()
@@ -206,7 +209,8 @@ def examine(
         message = "one digest covers the file: reading a single tensor does not check it"
         findings.append(Finding("note", "format.whole-digest", path, message))
     elif not (source.format.traits.digests or isinstance(source.store, ArchiveStore) or _is_sealed(source, sealed)):
-        message = f"{source.format.name} stores no digests: damage inside a tensor cannot be seen"
+        name = source.format.name
+        message = f"{name} stores no digests: damage inside a tensor cannot be seen; `ingot seal` adds them"
         findings.append(Finding("note", "format.no-digests", path, message))
     findings += [Finding("note", rule, path, message) for rule, message in shown]
     _, fault = receipt_of(source)
@@ -311,7 +315,10 @@ def _check_seals(source: Source) -> Iterator[Finding | None]:
             yield None
             continue
         first = damaged[0] * seal.chunks.size
-        message = f"{len(damaged)} of its chunks differ from the seal, the first at byte {first}"
+        message = (
+            f"chunks that differ from the seal: {len(damaged)}, the first at byte {first}; "
+            "--repair --from PATH takes them from an undamaged copy"
+        )
         yield Finding("error", "seal.digest-mismatch", location, message)
 
 

@@ -318,18 +318,18 @@ class _Addition:
 
     def _find_base(self, adapter: Adapter) -> AdapterBase | None:
         """Return the adapter's base in the library, and add notes about both."""
-        self._notes.append(adapter.describe())
         requested = self._options.base
         if requested == NONE:
+            self._notes.append(adapter.describe())
             return None
         try:
             base, note = find_base(self._library, self._options.src, requested)
         except IngotError as error:
             if requested != AUTO:
                 raise
-            self._notes.append(f"the base of this adapter was not searched: {error}")
+            self._notes += [adapter.describe(), f"the base of this adapter was not searched: {error}"]
             return None
-        self._notes.append(note)
+        self._notes += [note] if base is not None else [adapter.describe(), note]
         return base
 
     def report(self, manifest: Manifest) -> Added:

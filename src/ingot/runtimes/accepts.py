@@ -86,10 +86,8 @@ def accepts(profile: RuntimeProfile, source: Source) -> Answer:
         return Answer(profile, container, [Reason(ADAPTER, source.location, adapter.describe())])
     if container not in profile.containers:
         expected = " or ".join(readable_containers(profile))
-        reason = Reason(
-            "runtime.container", source.location, f"{profile.label} reads {expected}, this is {container}; convert it"
-        )
-        return Answer(profile, container, [reason])
+        text = f"{profile.label} reads {expected}, this is {container}; use `ingot convert --for {profile.name}`"
+        return Answer(profile, container, [Reason("runtime.container", source.location, text)])
     config = source.config()
     tensors: Mapping[str, Tensor] = source.catalog.tensors
     activations = any("input" in key or "activation" in key for key in source.format.activations(config))

@@ -95,7 +95,7 @@ def _types(source: Source, container: str, tensors: Sequence[TensorReport]) -> l
     for text, items in groups.items():
         nbytes = sum(size for size, _ in items)
         names = list(dict.fromkeys(rule for _, rule in items if rule))
-        more = [f"{len(names) - _SHOWN_RULES} more rules"] if len(names) > _SHOWN_RULES else []
+        more = [count_text(len(names) - _SHOWN_RULES, "more rule")] if len(names) > _SHOWN_RULES else []
         rows.append(StoredType(text, [*names[:_SHOWN_RULES], *more], len(items), nbytes, nbytes / total))
     return sorted(rows, key=lambda row: -row.nbytes)
 
