@@ -18,9 +18,9 @@ from ingot.errors import UsageError
 
 _COMMAND = re.compile(r"(`[^`]*`)")
 _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*)(?: (?!-)([\w.:+/-]*\w))?")
-_PROSE = frozenset(
-    "accepts alone also and applies are between by do for has if in is keeps leaves lists may need needs on or quantizes "
-    "requires stores takes the then to with without writes".split()
+_PROSE = re.compile(
+    "accepts|alone|also|and|applies|are|between|by|do|for|has|if|in|is|keeps|leaves|lists|may|need|needs|on|or|"
+    "quantizes|requires|stores|takes|the|then|to|with|without|writes"
 )
 """Words that follow the name of an option in messages and are not its value."""
 _SCALARS = (bool, int, float, str, bytes, type(None))
@@ -59,7 +59,7 @@ def with_keywords(message: str, fields: Mapping[str, tuple[Field[Any], About]]) 
         following = match[2] or ""
         if fields[name][0].type == "bool":
             return f"{name}=True {following}".rstrip()
-        return f"{name}= {following}" if following in _PROSE else f"{name}={following}"
+        return f"{name}= {following}" if _PROSE.fullmatch(following) else f"{name}={following}"
 
     parts = _COMMAND.split(message)
     return "".join(text if index % 2 else _FLAG.sub(spelled, text) for index, text in enumerate(parts))

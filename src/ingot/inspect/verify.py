@@ -120,7 +120,7 @@ def verify(options: VerifyOptions) -> list[Finding]:
         errors = {(item.rule, item.message) for item in loadable if item.level == "error"}
         findings = [item for item in findings if (item.rule, item.message) not in errors]  # notes on the same fact
         if options.base is not None:
-            findings = [item for item in findings if item.rule != ADAPTER]  # the caller knows that it is an adapter
+            findings = [item for item in findings if item.rule != ADAPTER]  # the caller named its base
         return sorted([*findings, *loadable, *adapted, *repaired, *archived], key=lambda item: item.level != "error")
     finally:
         source.close()

@@ -30,8 +30,8 @@ _WINDOW = 64 << 20  # read by several requests at once
 class Pulled(Reportable):
     """The result of pulling: the number of files and their size in bytes; ``version`` is the artifact's digest.
 
-    ``resumed`` is the number of bytes that an interrupted run had already fetched, ``unpacked`` the number of archives whose
-    files are among them.
+    ``resumed`` is the number of bytes that an interrupted run had already fetched, ``unpacked`` the number of archives
+    whose files are among them.
     """
 
     source: str
