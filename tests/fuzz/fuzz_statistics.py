@@ -108,7 +108,7 @@ def read(found: Statistics, name: str) -> None:
     matrix = found.for_matrix(name)
     if matrix is None:
         raise AssertionError(f"expected statistics of {name!r}")
-    for field in ("rows", "cols", "diagonal", "inputs", "outputs", "absmax", "means", "has_factors"):
+    for field in ("rows", "cols", "diagonal", "inputs", "outputs", "absmax", "means"):
         try:
             getattr(matrix, field)
         except IngotError as error:

@@ -48,20 +48,6 @@ def open_adapter(path: AnyPath, *, io: str = "auto", verify: bool = True) -> Ada
         raise
 
 
-def is_adapter(path: AnyPath) -> bool:
-    """Return whether a path leads to an adapter; False if it cannot be opened."""
-    try:
-        location = Location.parse(path)
-        store, name = find(location)
-        source = open_source_in_store(store, name, verify=False)
-    except IngotError:
-        return False
-    try:
-        return recognise(source.catalog.tensors, source.catalog.metadata, None) is not None
-    finally:
-        source.close()
-
-
 def adapter_from(checkpoint: Checkpoint, store: Store, location: str) -> Adapter:
     """Return the adapter in an opened checkpoint, whose folder is ``store``; raise the errors of ``open_adapter``."""
     description = recognise(checkpoint, checkpoint.metadata, store)

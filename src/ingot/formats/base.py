@@ -494,9 +494,9 @@ def knows_size(format: Format, specs: Sequence[TensorSpec]) -> bool:
 
 
 def encoding_in(format: Format, encoding: str) -> str:
-    """Return the encoding in which a format writes a part that a recipe wants in ``encoding``.
+    """Return the encoding in which a format writes a part for which a recipe requests ``encoding``.
 
-    It is the format's preferred compression if the format does not support ``encoding``, or ``raw`` without one.
+    If the format does not support ``encoding``, it is the format's preferred compression.
     """
     supported = format.traits.encodings
     return encoding if encoding == RAW or not supported or encoding in supported else supported[0]

@@ -26,7 +26,9 @@ class LayerResult:
 
 @dataclass(frozen=True, slots=True)
 class LayerResults:
-    """Results of all layers, and the statistics of all matrices without their full second moments."""
+    """The results of all layers, and the statistics of all matrices, which have only the diagonals of second
+    moments.
+    """
 
     statistics: Statistics
     layers: Sequence[LayerResult]

@@ -130,11 +130,6 @@ class MatrixStatistics:
         """Whether the full matrix A is stored."""
         return INPUTS in self._entries
 
-    @property
-    def has_factors(self) -> bool:
-        """Whether both A and G are stored."""
-        return INPUTS in self._entries and OUTPUTS in self._entries
-
     def require_shape(self, rows: int, cols: int) -> None:
         """Raise ``FormatError`` ``statistics.shape`` unless the statistics fit a matrix of ``rows`` x ``cols``."""
         if self.cols != cols or self.rows not in (None, rows):

@@ -295,4 +295,3 @@ _BACKWARD: Mapping[str, _Transform] = {
     "stack": _unstack,
     "rename": _rename_back,
 }
-TRANSFORMS = tuple(_FORWARD)

@@ -41,8 +41,6 @@ def test_a_file_is_read_matrix_by_matrix(tmp_path: Path) -> None:
         first, second = found.for_matrix("a.weight"), found.for_matrix("b.weight")
         assert first is not None
         assert second is not None
-        assert first.has_factors
-        assert not second.has_factors
         np.testing.assert_array_equal(first.diagonal, np.arange(COLS))
         np.testing.assert_array_equal(first.inputs, second.inputs)
         assert (first.count, first.rows, second.rows, second.outputs) == (7, ROWS, None, None)

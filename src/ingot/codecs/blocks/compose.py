@@ -28,10 +28,10 @@ class Numbers:
 
 
 def numbers_of(block_type: str, values: Array, importance: Array) -> Numbers | int:
-    """Search the scales of values, f32 [rows, columns of full blocks], for a type with nested scales.
+    """Return the scales and minima of least error for a type with nested scales.
 
-    ``importance`` weights the squared errors of the columns. If f16 cannot represent the scale of a block, the index of
-    that block's first value is returned.
+    ``values`` is f32 [rows, columns of full blocks]. ``importance`` weights the squared errors of the columns. If f16
+    cannot represent the scale of a block, return the index of the block's first value instead.
     """
     elements, nbytes, wide = TYPES[block_type]
     blocks = np.empty(values.size // elements * nbytes, np.uint8)

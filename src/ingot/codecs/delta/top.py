@@ -265,7 +265,7 @@ class StreamedEncoder(PairEncoder):
         return RestObserver()
 
     def fit_differences(self, differences: Differences) -> None:
-        """Process the next differences of the fit pass.
+        """Find the largest differences in the fit pass; ``differences`` are those of the next rows.
 
         Raises ``CodecError`` ``<codec>.non-finite`` for NaN or infinity, ``<codec>.whole`` for too many values.
         """

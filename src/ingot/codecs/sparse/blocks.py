@@ -126,7 +126,7 @@ class BlocksCodec(Codec):
         return BlocksReader(tensor)
 
     def repack(self, tensor: Tensor, layout: Layout) -> Repacked:
-        """Return the repacking of the remaining matrix into another layout of the inner codec."""
+        """Return the repacking of the matrix of unpruned blocks into another layout of the inner codec."""
         params = _checked(tensor)
         same = isinstance(layout, BlocksLayout) and replace(layout, inner=params.layout.inner) == params.layout
         if not isinstance(layout, BlocksLayout) or not same:

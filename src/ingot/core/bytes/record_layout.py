@@ -102,7 +102,7 @@ class RecordLayout:
 
     @cached_property
     def _columns(self) -> tuple[Array, Array]:
-        """The fields as ``native.kernels.move_bits`` needs them: numbers, and their increase with each record."""
+        """The arguments of ``native.kernels.move_bits`` for each field, and their increase per record."""
         constant, per_record = np.zeros((2, len(self.fields), 9), np.int64)
         for index, field in enumerate(self.fields):
             stream = max(k for k, start in enumerate(self.starts) if start <= field.target)

@@ -53,12 +53,12 @@ class Blocks:
 
     @property
     def kept_channels(self) -> int:
-        """The number of kept channels."""
+        """The number of channels in kept blocks."""
         return sum(stop - start for start, stop in self.spans())
 
     @property
     def sparsity(self) -> float:
-        """The share of channels that are dropped, 0 to 1."""
+        """The fraction of channels in dropped blocks, 0 to 1."""
         return 1 - self.kept_channels / self.channels if self.channels else 0.0
 
     def spans(self) -> list[tuple[int, int]]:

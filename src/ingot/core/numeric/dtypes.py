@@ -246,8 +246,9 @@ def float_name(array: Array) -> str:
 
 
 def as_bits(array: Array) -> Array:
-    """Return ``array`` in the form that kernels accept: C order, aligned, f16 and bf16 as uint16; a view
-    if possible.
+    """Return ``array`` as kernels accept it: in C order, aligned, with f16 and bf16 as uint16.
+
+    The result is a view if possible.
     """
     flags = array.flags
     plain = array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))

@@ -51,7 +51,10 @@ class Progress:
         self._guard = threading.Lock()
 
     def advance(self, count: int, item: str = "", rates: Mapping[str, float] | None = None) -> None:
-        """Add ``count`` bytes of ``item``; ``rates`` are the bytes per second of the workers."""
+        """Report that ``count`` more bytes are processed; ``item`` is the tensor.
+
+        ``rates`` are bytes per second by worker.
+        """
         if not count and self._callback is None:
             return
         with self._guard:

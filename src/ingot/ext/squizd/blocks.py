@@ -106,7 +106,9 @@ def npcl(dtype: str, shape: tuple[int, ...]) -> Block:
 
 
 def integers(magic: bytes, rows: int, cols: int, sub_block: int = 0) -> Block:
-    """Return a block of sections 5.3 and 5.4: codes of 4 or 2 bits, without padding between rows."""
+    """Return the block of a matrix of 4-bit or 2-bit codes (SQUIZD, sections 5.3 and 5.4), without padding between
+    rows.
+    """
     bits = INTEGER_BITS[magic]
     fields = (magic, rows, cols) if magic == INT4 else (magic, rows, cols, sub_block)
     header = struct.pack(f"<4s{len(fields) - 1}I", *fields)

@@ -114,8 +114,10 @@ class SquizdFormat(SingleFile):
         self.traits = replace(type(self).traits, full_size=not compact)
 
     def compacted(self) -> SquizdFormat:
-        """Return the format that stores only the remaining blocks of pruned matrices: smaller, but only readable
-        with ``TDIR``."""
+        """Return the format that stores only the unpruned blocks of matrices.
+
+        The files are smaller, but only readers of ``TDIR`` can read them.
+        """
         return SquizdFormat(compact=True)
 
     def claims(self, name: str, head: bytes) -> bool:

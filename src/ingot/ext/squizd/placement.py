@@ -138,7 +138,7 @@ class Tables:
         return start + TABLE_HEADER + placed.first * SCALE_ENTRY
 
     def second_at(self, start: int, placed: PlacedTensor) -> int:
-        """Return the offset of the tensor's second-round entries."""
+        """Return the offset of the tensor's second-round scale entries; ``start`` is the offset of the tables."""
         before = sum(TABLE_HEADER + count * SCALE_ENTRY for count in self.counts[: 1 + placed.table])
         return start + before + TABLE_HEADER + placed.second * SCALE_ENTRY
 

@@ -56,12 +56,12 @@ class AutoRoundFormat(PackedFolderFormat):
         format.require_complete(entries, translated, layers)
 
     def remarks(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Sequence[tuple[str, str]]:
-        """Return the remarks of the format of the declared layout."""
+        """Return the remarks of the format whose layout the folder declares."""
         format, translated = self._translate(config)
         return format.remarks(entries, translated, layers)
 
     def check_layers(self, entries: Entries, config: Config, layers: Sequence[Layer]) -> Iterator[IngotError]:
-        """Yield the errors of the format of the declared layout."""
+        """Yield the errors of the format whose layout the folder declares."""
         format, translated = self._translate(config)
         return format.check_layers(entries, translated, layers)
 

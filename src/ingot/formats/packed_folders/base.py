@@ -225,8 +225,8 @@ class PackedFolderFormat(SafetensorsFormat):
     def confirms(self, store: Store) -> bool:
         """Return whether the folder's layers have this format, according to ``config.json`` or a side file.
 
-        A conversion may leave a side file in a folder of dense weights; with a side file, entries of packed layers must
-        therefore exist too.
+        A conversion may leave an obsolete side file in a folder of dense weights. If there is a side file, packed
+        layers must therefore exist too.
         """
         name = self.entry(store.names())
         if name is None or not self.claims_config(self.read_config(store)):

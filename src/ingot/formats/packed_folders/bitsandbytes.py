@@ -70,7 +70,11 @@ KEYS: Mapping[str, Key] = {
 
 
 class BitsandbytesFormat(WritablePackedFolderFormat):
-    """Layers ``X.weight`` (U8) with ``absmax``, ``quant_map`` and a JSON state, or ``X.weight`` (I8) with ``X.SCB``."""
+    """A folder of bitsandbytes with layers of 4-bit codes or of 8-bit integers.
+
+    4-bit layers have ``X.weight`` (U8) with ``absmax``, ``quant_map`` and a JSON state; 8-bit layers have ``X.weight``
+    (I8) and ``X.SCB``.
+    """
 
     name = "bitsandbytes"
     summary = "a folder of bitsandbytes: NF4 and FP4, doubly quantized too, and rows of 8 bits"

@@ -81,10 +81,10 @@ KEYS: Mapping[str, Key] = {
 
 
 class Fp8Format(WritablePackedFolderFormat):
-    """Layers ``X.weight`` (F8_E4M3), multiplied by ``X.weight_scale_inv`` or ``X.weight_scale``.
+    """A folder with layers in FP8: ``X.weight`` (F8_E4M3) times ``X.weight_scale_inv`` or ``X.weight_scale``.
 
-    ``config.json`` applies to all layers: ``quant_method`` fp8 has one block size or none, fbgemm_fp8 has a scale per
-    row.
+    ``config.json`` applies to all layers. With the ``quant_method`` fp8, all blocks have one size, or there are no
+    blocks. With fbgemm_fp8, each row has a scale.
     """
 
     name = "fp8"

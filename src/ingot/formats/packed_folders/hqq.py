@@ -61,7 +61,7 @@ KEYS: Mapping[str, Key] = {
 
 
 class HqqFormat(PackedFolderFormat):
-    """Layers ``X.W_q``, ``X.scale`` and ``X.zero``, and a tensor for every setting."""
+    """A folder of HQQ: each layer has ``X.W_q``, ``X.scale`` and ``X.zero``, and a tensor for every setting."""
 
     name = "hqq"
     summary = (

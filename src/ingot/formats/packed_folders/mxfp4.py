@@ -30,8 +30,11 @@ KEYS: Mapping[str, Key] = {
 
 
 class Mxfp4Format(WritablePackedFolderFormat):
-    """Experts as ``X_blocks`` (U8 [..., out, in / 32, 16]) and ``X_scales`` (U8 [..., out, in / 32]); ``X`` is [...,
-    in, out]."""
+    """A folder of gpt-oss with experts in MXFP4.
+
+    The stack ``X`` [..., in, out] is stored as ``X_blocks`` (U8 [..., out, in / 32, 16]) and ``X_scales`` (U8 [...,
+    out, in / 32]).
+    """
 
     name = "mxfp4"
     summary = "a folder whose experts are MXFP4, as gpt-oss is published"

@@ -42,8 +42,10 @@ KEYS: Mapping[str, Key] = {
 
 
 class QuantoFormat(PackedFolderFormat):
-    """Layers ``X.weight._data`` (I8 or FP8) with a scale per row in ``X.weight._scale``, or ``X.weight._data._data`` of
-    2 or 4 bits.
+    """A folder of quanto with layers of integers or FP8.
+
+    ``X.weight._data`` contains I8 or FP8, and ``X.weight._data._data`` packed codes of 2 or 4 bits. ``X.weight._scale``
+    has a scale per row.
     """
 
     name = "quanto"

@@ -50,7 +50,10 @@ KEYS: Mapping[str, Key] = {
 
 
 class TorchaoFormat(PackedFolderFormat):
-    """Layers ``X._weight_qdata``, ``X._weight_scale`` and, for integers, ``X._weight_zero_point``."""
+    """A folder of torchao with layers of integers or floats.
+
+    They have ``X._weight_qdata`` and ``X._weight_scale``; integers also have ``X._weight_zero_point``.
+    """
 
     name = "torchao"
     summary = "a folder of torchao: dense tensors, integers of 1 to 8 bits, FP8, MXFP8, MXFP4 and NVFP4; read only"

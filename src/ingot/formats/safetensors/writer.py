@@ -278,7 +278,7 @@ class SafetensorsWriter(FormatWriter):
         return {"name": spec.name, "blobs": blobs}
 
     def _note(self, entries: Iterable[FileEntry], blobs: Sequence[Sequence[Any]]) -> None:
-        """Store the digests of a patch's entries for its header."""
+        """Remember the digests of a sparse patch's entries, which its header will contain."""
         if self._patch_digests is not None:
             self._patch_digests.update((entry.key, blob[3]) for entry, blob in zip(entries, blobs, strict=True))
 

@@ -64,7 +64,10 @@ class ZeroRanksFormat(ReadOnlyFormat):
         return first if first in names else _MODEL if _MODEL in names else min(ranked)
 
     def fallback_entry(self, names: Sequence[str], store: Store) -> str | None:
-        """Return the file of names and shapes in the folder of the tag that the file ``latest`` names."""
+        """Return the checkpoint's file with tensor names and shapes.
+
+        It is in the subfolder whose name the file ``latest`` contains. None if there is no such file.
+        """
         if _LATEST not in names:
             return None
         try:

@@ -142,8 +142,9 @@ class Columns:
         return suspects
 
     def _bytes(self, counts: Array, indices: Array) -> Array:
-        """Return the bytes that ``counts`` elements of the parts at ``indices`` take; -1 for a part to be checked in
-        detail.
+        """Return the sizes in bytes of the parts at ``indices``, which have ``counts`` elements.
+
+        A size of -1 means that the part needs the detailed check.
         """
         parts = self.parts
         items = map_texts(parts.dtype, ITEM_BYTES, 0)[indices] * 8

@@ -277,7 +277,9 @@ def verify_sources(part: Part) -> None:
 
 
 def verify_part(part: Part) -> None:
-    """Compare a part's digest if ranged reads cannot, and the digests of the parts from which it is computed."""
+    """Check the digest of a part if partial reads do not check it, and the digests of the parts that it is computed
+    from.
+    """
     if part.verify and part.digest is not None and part.provable() is None:
         StoredReader(part).finish()
     verify_sources(part)

@@ -14,9 +14,6 @@ from ingot.core.runtime.device import widest_float
 from ingot.model.tensor import Array
 from ingot.quantization.grid import NONE, OFFSETS, Grid
 
-LANES = 16
-"""The number of partial sums of the kernels' sums."""
-
 
 class DeviceLevels:
     """The levels of a grid on a device.
@@ -96,18 +93,6 @@ class DeviceLevels:
         if name == "f32":
             return scales
         return scales.to(self.torch.float16 if name == "f16" else self.torch.bfloat16).float()
-
-
-def lane_sums(values: Any) -> Any:
-    """Return sums over the last axis, added in the order of the kernels; its length is a multiple of ``LANES``."""
-    lanes = values.unflatten(-1, (-1, LANES))
-    sums = lanes[..., 0, :]
-    for index in range(1, lanes.shape[-2]):
-        sums = sums + lanes[..., index, :]
-    total = sums[..., 0]
-    for index in range(1, LANES):
-        total = total + sums[..., index]
-    return total
 
 
 def ordered_sums(values: Any) -> Any:

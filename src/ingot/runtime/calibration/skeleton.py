@@ -89,7 +89,7 @@ class MetaModel:
         self._loaded: dict[str, dict[int, Any]] = {}
 
     def _skeleton(self) -> tuple[Any, frozenset[str]]:
-        """Return the model, and the names of tensors that are decoded during the build because they are buffers."""
+        """Return the model without weights, and the names of its buffers, which the build decodes."""
         names = frozenset(self.checkpoint)
         model = self._attempt(names)
         with_placeholder = {site.tensor.name for site in placeholders(model)}

@@ -75,7 +75,10 @@ class WeightState:
 
     @classmethod
     def read(cls, tensors: Iterable[torch.Tensor]) -> WeightState | None:
-        """Return the state of tensors; None if torch does not count their changes."""
+        """Return the state of ``tensors``, by which changes are detected.
+
+        None for inference tensors and tensors without memory, for which torch has no change counter.
+        """
         tensors = list(tensors)
         if any(tensor.is_inference() or tensor.is_meta for tensor in tensors):
             return None

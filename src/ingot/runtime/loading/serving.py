@@ -18,7 +18,7 @@ class CacheInUse(Protocol):
     """A packed KV cache that a model has filled with keys and values."""
 
     def use(self) -> KvUse:
-        """Return the number of tokens in the cache and the bytes that it takes."""
+        """Return the number of cached tokens and the size of the cache in bytes."""
         ...
 
 

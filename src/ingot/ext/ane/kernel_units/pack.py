@@ -236,7 +236,10 @@ def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
 
 
 def _geometry(weight: KernelWeight, chip: Chip) -> Header:
-    """Return the unit's header for ``weight`` without its sections; a group has at least one vector of channels."""
+    """Return the header of the unit for ``weight``, without its sections.
+
+    A group has at least one vector of channels.
+    """
     ocg = max(weight.vector, channels_per_group(weight.shape, chip))
     tiles = int(chip.value("weight_tiles"))
     return Header(

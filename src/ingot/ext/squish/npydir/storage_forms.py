@@ -134,11 +134,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StorageForm:
-    """A storage form of a tensor: the suffixes of its arrays; the form is present if the array with the first suffix
-    exists.
+    """A variant of storing a tensor as several arrays, which it recognizes by the suffixes of their names.
 
-    ``make`` is called with the arrays by suffix, the declared shape of the original tensor (None if there is no shape
-    array), the file name for messages, and the element type. It is None for dense tensors.
+    A tensor has the variant if the array with the first suffix exists. ``make`` builds the tensor from the arrays by
+    suffix, the declared shape of the original (None if there is no shape array), the file name for messages, and the
+    element type. It is None for dense tensors.
     """
 
     name: str
