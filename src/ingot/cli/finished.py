@@ -121,9 +121,9 @@ def _texts(values: Iterable[Any]) -> Iterator[str]:
 
 
 def _paths(texts: Iterable[str]) -> list[str] | None:
-    """Return the local paths that texts name, as such, in a list with commas, or before a colon and a weight.
+    """Return the local paths in texts; None if a text may name a remote model, whose changes cannot be detected.
 
-    None if a text may name a remote model, whose changes no stamp shows.
+    A text is a path, a list of paths with commas, or a path followed by a colon and a weight.
     """
     paths: list[str] = []
     for text in texts:

@@ -167,7 +167,7 @@ class _Patch:
         )
 
     def _cast(self, plan: Plan) -> str | None:
-        """Return the element type of option ``dtype`` if values were rounded to it, else None."""
+        """Return the element type of the option ``dtype`` if a step rounds values to it, else None."""
         if self._options.dtype is None:
             return None
         rounds = any(isinstance(step, Patch) and not step.encoder.lossless for step in plan.steps)

@@ -79,7 +79,7 @@ class Encoded:
 
 
 def element_type(dtype: str) -> str:
-    """Return the element type for encoding: the given dtype if codecs support it, else ``u8``."""
+    """Return the element type for encoding: ``dtype`` if the codecs of differences support it, else ``u8``."""
     return dtype if has_delta(dtype) and DTYPES[dtype].category != "b" else _BYTES
 
 

@@ -213,7 +213,7 @@ class Statistics:
 
     @classmethod
     def in_memory(cls, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Statistics:
-        """Return statistics from arrays by ``NAME:FIELD``. Raises the errors of ``Statistics``."""
+        """Return statistics from arrays, keyed by ``NAME:FIELD``. Raises the errors of ``Statistics``."""
         return cls(
             {key: ArrayEntry(array) for key, array in arrays.items()}, {VERSION_KEY: VERSION, **(metadata or {})}
         )
@@ -272,7 +272,9 @@ class Statistics:
         return {**entries, COUNT: ArrayEntry(np.array([count], np.int64))}
 
     def _share(self, location: str) -> None:
-        """Give each matrix access to the A that it shares; metadata ``NAME:same`` is the matrix that stores it."""
+        """Add the A of another matrix to each matrix that shares it; the metadata ``NAME:same`` name the other
+        matrix.
+        """
         for key, source_name in self.metadata.items():
             name, _, field = key.rpartition(":")
             if field != SAME:

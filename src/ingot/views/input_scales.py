@@ -26,7 +26,7 @@ LoadStatistics = Callable[[], StatisticsSource]
 
 
 def members_of_merged(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return, for each of ``names``, the matrices that a program merges with it, including itself."""
+    """Return, for each of ``names``, all matrices that a program merges into one with it, itself included."""
     groups: dict[str, list[str]] = {}
     members = {}
     for name in names:

@@ -107,10 +107,10 @@ def transpose_codes(tensor: Tensor) -> Tensor | None:
 
 
 def transpose_integers(tensor: Tensor) -> Tensor | None:
-    """Return a matrix of integers transposed without decoding, computed by groups of columns.
+    """Return a matrix of integers transposed without decoding; None for unsupported arrangements of scales.
 
-    The source has a scale per block of neighbouring rows in a column, per column, or per matrix; the result has a scale
-    per group of a row, per row, or per matrix. None for other arrangements of scales.
+    The source has a scale per block of neighbouring rows in a column, per column, or per matrix. The result has a scale
+    per group of a row, per row, or per matrix. It is computed by groups of columns.
     """
     if tensor.codec != AffineLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None

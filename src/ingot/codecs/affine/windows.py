@@ -79,7 +79,7 @@ class ComputedRows(DerivedSource):
     """Rows of bytes that ``make(first, last)`` computes on access.
 
     At most ``max_bytes`` computed bytes are cached. ``make`` needs ``extra_bytes`` of memory. The first chunk is small,
-    because some readers need only the beginning. ``again`` is true if each call of ``make`` reads the entire source.
+    because some readers need only the beginning. If ``again`` is true, each call of ``make`` reads the entire source.
     """
 
     mapped = False

@@ -303,7 +303,7 @@ class WordRows:
         return codes
 
     def _pairs(self, first: int, last: int) -> Array:
-        """Return the codes of rows of a packing whose bytes contain codes of two rows, the first in the low bits."""
+        """Return the codes of rows, packed with two rows per byte: the first row is in the low bits."""
         begin = first // 2
         end = -(-last // 2)
         stored = self._codes.read(slice(begin, end), 0, self.cols)

@@ -265,10 +265,11 @@ class _BoundedStep:
 
 
 def digits_of(points: Array, dtype: str, exponent: int) -> int:
-    """Return ``digits``: all ``points``, values of ``dtype`` over ``2**exponent``, are multiples of ``2**-digits``.
+    """Return the smallest d for which all ``points`` are multiples of ``2**-d``; ``UNKNOWN`` for types other than f16,
+    bf16.
 
-    Values of f16 are multiples of 2^-24. Values of bf16 are multiples of their magnitude, rounded down to a power of
-    two, over 2^7. For other types the result is ``UNKNOWN``.
+    The points are values of ``dtype`` divided by ``2**exponent``. Values of f16 are multiples of 2^-24. A value of bf16
+    is a multiple of its magnitude, rounded down to a power of two, divided by 2^7.
     """
     if dtype == "f16":
         return max(24 + exponent, 0)

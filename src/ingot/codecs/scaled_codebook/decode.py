@@ -271,7 +271,7 @@ def second_of(tensor: Tensor, layout: ScaledCodebookLayout) -> np.float32 | None
 
 
 def codebook_of(tensor: Tensor, layout: ScaledCodebookLayout) -> Array | None:
-    """Return the codebook in f32; None if the layout names the values."""
+    """Return the stored codebook in f32; None if the layout refers to a known table by name."""
     return None if layout.values else cast(tensor.parts[CODEBOOK].array(), "f32")
 
 

@@ -37,7 +37,7 @@ class Assumptions:
         return chip
 
     def conditions(self, name: str) -> Conditions:
-        """Return the assumed conditions of a tensor; later assumptions win."""
+        """Return the assumed conditions of the tensor ``name``; of several values for a condition, the last applies."""
         result = ORDINARY
         for item in self.of_tensors:
             if item.hits is None or item.hits(name):

@@ -38,7 +38,7 @@ def halves(tensor: Tensor, name: str, channels: int) -> Array:
 
 
 def stored(tensor: Tensor, storage_form: StorageForm, decision: Decision) -> KernelWeight:
-    """Return the weight with its stored codes or indices, as planned.
+    """Return the weight with its codes or indices, in the storage form ``storage_form``.
 
     Raises
     ------

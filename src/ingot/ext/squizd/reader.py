@@ -391,7 +391,7 @@ def _draft_entries(state: _State, tail: int) -> int:
 
 
 def _coreml(state: _State, directory: Directory | None, tail: int) -> tuple[Part, int]:
-    """Return the Core ML package, the last section, and its end, which is that of the file."""
+    """Return the Core ML package, which is the last section, and the offset of its end."""
     source = state.source
     start = skip_zeros(source, tail, source.size)
     head = read_bytes(source, start, min(COREML_HEADER, source.size - start))

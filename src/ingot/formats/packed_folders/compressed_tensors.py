@@ -147,7 +147,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return self
 
     def _inputs(self, group: LayerGroup) -> ActivationSettings:
-        """Return the input settings of new layers in a group; empty without a scheme."""
+        """Return the activation settings of new layers in a group; empty if inputs are not quantized."""
         formats = {"int8": "int-quantized", "fp8": "float-quantized", "nvfp4": "nvfp4-pack-quantized"}
         if self._activations is None or group.format != formats[self._activations]:
             return {}

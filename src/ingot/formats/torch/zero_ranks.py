@@ -122,7 +122,7 @@ class _File:
 
 
 class _Reader:
-    """The files of all ranks."""
+    """A reader of a checkpoint that consists of one file per rank."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store

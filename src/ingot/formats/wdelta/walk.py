@@ -122,7 +122,10 @@ def _longest_name(names: Iterable[str]) -> int:
 
 
 def _records_of(entry: Entry) -> dict[str, str]:
-    """Return for each name that a record of the tensor may have (field or reference) the field that it contains."""
+    """Return the field of each record by the record's name.
+
+    A field has two possible names: the one in ``entry``, and the field's own.
+    """
     fields = STRATEGIES[entry.strategy].fields
     return {entry.record_of(field): field for field in fields} | {field: field for field in fields}
 

@@ -111,7 +111,7 @@ class MetaModel:
         return [site for site in placeholders(self.model) if not any(_inside(site.path, path) for path in paths)]
 
     def layers(self, paths: Sequence[str]) -> list[Layer]:
-        """Return the layers at ``paths``, in this order, each with the tensors that fill it."""
+        """Return the layers at ``paths``, in this order, each with the placeholders of its tensors."""
         layers = {path: Layer(path, self.model.get_submodule(path)) for path in paths}
         by_prefix: dict[str, Layer] = {}
         for site in placeholders(self.model):

@@ -1,4 +1,6 @@
-"""The tokens with which a model's samples begin: those before every text, and those of a chat template's user turn."""
+"""The first tokens of a model's samples: those before every text, or those of a chat template before a user's
+message.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ CHAT_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Beginnings:
-    """The tokens with which samples begin: ``text`` in most windows, ``chat`` in a quarter of them if it has tokens."""
+    """The first tokens of samples.
+
+    A quarter of the windows begins with ``chat``, if it is not empty; all others begin with ``text``.
+    """
 
     text: tuple[SpecialToken, ...] = ()
     chat: tuple[SpecialToken, ...] = ()
@@ -35,13 +40,14 @@ class Beginnings:
         return windows // CHAT_SHARE if self.chat else 0
 
     def by_count(self, windows: int) -> list[tuple[int, list[int]]]:
-        """Return the numbers of windows, and the ids with which they begin."""
+        """Return pairs of a number of windows and the token ids with which they begin."""
         chats = self.chat_windows(windows)
         split = ((windows - chats, self.text), (chats, self.chat))
         return [(count, [token.id for token in tokens]) for count, tokens in split if count]
 
     def within(self, length: int) -> Beginnings:
-        """Return the beginnings for windows of ``length`` tokens: without the chat if it takes half of a window.
+        """Return the first tokens for windows of ``length`` tokens: without ``chat`` if it takes half of a window or
+        more.
 
         Raises
         ------
@@ -53,7 +59,7 @@ class Beginnings:
 
 
 def beginnings_of(path: AnyPath) -> Beginnings | None:
-    """Return the tokens with which the model's samples begin; None if the model's folder has no tokenizer.
+    """Return the first tokens of the model's samples; None if the model's folder has no tokenizer.
 
     Raises
     ------
@@ -69,7 +75,7 @@ def beginnings_of(path: AnyPath) -> Beginnings | None:
 
 
 def _user_turn(tokenizer: Any) -> Sequence[int]:
-    """Return the tokens before a user's first message by the chat template; none if it has no such position."""
+    """Return the chat template's tokens before the text of a user's first message; empty if there are none."""
     if not getattr(tokenizer, "chat_template", None):
         return ()
     try:

@@ -447,7 +447,10 @@ def _has_original_forward(module: Any) -> bool:
 
 
 def _defines_forward(cls: Any) -> bool:
-    """Return whether a module class has the forward that its own module defines, not one that other code has set."""
+    """Return whether the ``forward`` of a module class is defined in the class's own Python module.
+
+    It is false if other code has replaced it.
+    """
     is_own: bool = cls.forward.__module__ == cls.__module__
     return is_own
 

@@ -168,7 +168,7 @@ def _stack_request(options: LoadOptions) -> StackRequest:
 def _run(
     source: ModelSource, options: LoadOptions, meter: Meter, overrides: ModelOverrides
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a model for the first stack that can run, and its fields of the report."""
+    """Return a model that runs on the first possible kernel stack, and the report's fields about the stack."""
     checkpoint = source.checkpoint
     choice = None
     if checkpoint.features is not None and checkpoint.format in STACK_SELECTORS:

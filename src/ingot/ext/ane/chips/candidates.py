@@ -91,7 +91,7 @@ def nearest_better(
 
 
 def _special(label: str, storage_form: StorageForm) -> bool:
-    """Return whether a label names a form with several codebooks or vectors, other than that of ``storage_form``."""
+    """Return whether a label describes several codebooks or vectors that ``storage_form`` does not have."""
     return " " in label and not (label.startswith("palette4 per") and storage_form.codebooks > 1)
 
 

@@ -52,7 +52,7 @@ class NpzFormat(ReadOnlyFormat):
         return name.lower().endswith(SUFFIX) and head.startswith(_MAGIC)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return the first archive whose manifest is in the same folder; None if there is none."""
+        """Return the first ``.npz`` file with a manifest in the folder; None if there is none."""
         return next((name for name in names if name.endswith(SUFFIX) and set(manifest_names(name)) & set(names)), None)
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
