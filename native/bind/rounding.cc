@@ -160,7 +160,8 @@ void pack_pairs(const Matrix& rows, std::size_t first, std::size_t depth, float 
   INGOT_KERNEL(pairs_pack)(rows.data(), rows.shape(1), first, rows.shape(0), 1 / unit, to);
 }
 
-// out[:, :count] += a[:, first:last] @ rows `row` on of the packed matrix, of which `count` columns count.
+// out[:, :count] += a[:, first:last] @ the rows of the packed matrix from `row` on, of which the first `count` columns
+// are used.
 void multiply_pairs(const Matrix& a, std::pair<std::size_t, std::size_t> columns, const Words& words, std::size_t depth,
                     std::size_t row, std::pair<std::size_t, std::size_t> to, float factor, float unit, const OutMatrix& out) {
   const auto [first, last] = columns;

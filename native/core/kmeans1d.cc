@@ -78,7 +78,7 @@ Prefix coarser(const Prefix& prefix, std::size_t step) {
   return out;
 }
 
-// Bisects a range of ends until each has its best beginning (divide and conquer; the best beginning is monotonic).
+// Finds the best beginning for each end by divide and conquer; the best beginning increases with the end.
 struct Layer {
   const Prefix& sums;
   const std::vector<double>& last;

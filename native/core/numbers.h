@@ -1,4 +1,4 @@
-// A column of integers. As long as they increase in equal steps, as those of similar rows do, they take no memory.
+// A column of integers. It takes no memory while the integers increase in equal steps, as for similar rows.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,13 +1,18 @@
-// Which of a group's candidates may leave the least squared error (affine_search.h): their errors to about four digits, a
-// candidate a lane. Few are left then, one as a rule, and only these are measured to the last bit.
+// Excludes candidates of a group that cannot have the least squared error (affine_search.h). The errors of all
+// candidates are approximated to about four digits, one candidate per lane. Usually one candidate remains, and only the
+// remaining ones are measured exactly.
 //
-// Let X be the error as it is measured there and A that of here, in squares of the scale s; T at least the largest quotient of a
-// step and 1 more. Quotients of here are wrong by 2^-22 T at most. If both ways round one to the same integer, what is left differs
-// by that and by the rounding of s * q + z and of the difference there, 2^-22 T; if not, both are that near to 1/2. So magnitudes
-// differ by e = 2^-19 T at most, sqrt(X) and sqrt(A) by e sqrt(n) (the triangle inequality), and for any t between 0 and 1
-//   (1 - t) A - e^2 n / t <= X <= (1 + t) A + e^2 n (1 + 1 / t).
-// Sums of n squares in f32 are wrong by a share of 2^-24 for each addition to one of them. Nothing is rounded to 0 or infinity: scales
-// are neither small nor large.
+// Definitions: X is the exact error and A the approximate error, both in units of the squared scale s^2. T is at least
+// 1 plus the largest quotient of a value and s. n is the number of values, and e = 2^-19 T.
+//
+// Approximate quotients have an error of at most 2^-22 T. If exact and approximate quotient round to the same integer,
+// the remainders differ by this error and by the rounding of s * q + z and of the difference, which is again at most
+// 2^-22 T. If they round to different integers, both remainders are within this distance of 1/2. So the magnitudes of
+// remainders differ by at most e. By the triangle inequality, sqrt(X) and sqrt(A) differ by at most e sqrt(n). For any
+// t between 0 and 1 follows
+//  (1 - t) A - e^2 n / t <= X <= (1 + t) A + e^2 n (1 + 1 / t).
+// A sum of n squares in f32 has a relative error of 2^-24 per addition. Scales are neither small nor large, so nothing
+// is rounded to 0 or infinity.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -22,7 +27,7 @@ constexpr std::uint32_t kAllOf = (1u << kCandidates) - 1;
 constexpr std::size_t kScreened = std::size_t{1} << 16;  // values, at most
 constexpr float kLeastScale = 0x1p-40F, kMostScale = 0x1p40F, kMostQuotient = 0x1p15F;
 
-// Errors by kWidth candidates.
+// The errors of kWidth candidates.
 template <bool kOffset>
 class Side {
  public:
@@ -30,7 +35,7 @@ class Side {
       : scale(load_floats(grids.scale + first)), by(1.0F / scale), offset(load_floats(grids.offset + first)),
         low_(load_floats(grids.low + first) + kRound), high_(load_floats(grids.high + first) + kRound) {}
 
-  // A block of values at most.
+  // Adds the errors of at most a block of values.
   void add(const float* values, std::size_t n) {
     Floats sums[2] = {};
     std::size_t i = 0;
@@ -43,7 +48,7 @@ class Side {
   Floats scale, by, offset, total{};
 
  private:
-  // Floats about kRound are integers. Whether a product is rounded before something is added is all one here.
+  // Floats near kRound are integers. Fused and separate additions are both accurate enough here.
   Floats add(Floats sum, float value) const {
     const Floats from = kOffset ? splat(value) - offset : splat(value);
     const Floats level = smaller(larger(plus_product<true>(all(kRound), from, by), low_), high_) - kRound;
@@ -60,7 +65,7 @@ class Screen {
   Screen(const TypeOf<kDtype>* in, std::size_t n, const AffineRange& range, const Grids& grids)
       : in_(in), n_(n), ends_{range.low, range.high}, grids_(grids) {}
 
-  // A bit for each candidate that may be the best, the first in the lowest.
+  // Returns a bit for each candidate that may be the best; the first candidate has the lowest bit.
   std::uint32_t run() {
     if (n_ > kScreened) return kAllOf;
     if (n_ <= kBlock) load_block<kDtype>(in_, n_, block_);
@@ -93,7 +98,7 @@ class Screen {
     }
   }
 
-  // Which candidates have a finite scale; false if nothing can be said of one that has.
+  // Sets the candidates with a finite scale; returns false if the bounds do not hold for one of them.
   bool finite(const Side<kOffset>& side, std::uint32_t& there) const {
     there = none_above(side.scale, all(std::numeric_limits<float>::max()));
     const std::uint32_t fine = none_above(all(kLeastScale), side.scale) & none_above(side.scale, all(kMostScale)) &
@@ -101,12 +106,12 @@ class Screen {
     return !(there & ~fine);
   }
 
-  // T above.
+  // T of the definitions above.
   Floats quotient(const Side<kOffset>& side) const {
     const float amax = -ends_[0] > ends_[1] ? -ends_[0] : ends_[1];
     return (amax + magnitude(side.offset)) * side.by + 2;
   }
-  // t above, 2^-13 or 2^-17 T, and what sums are wrong by.
+  // t, which is 2^-13 or 2^-17 T, plus the relative error of the sums.
   Floats share(const Side<kOffset>& side) const {
     const float n = static_cast<float>(n_);
     return larger(quotient(side) * 0x1p-17F, all(0x1p-13F)) + (n * 0x1p-4F + n * 0x1p-8F + 160) * 0x1p-23F;

@@ -1,4 +1,5 @@
-// Weights to ggml's blocks of two to four levels and one scale: Q1_0, Q2_0, TQ1_0 and TQ2_0 (spec/gguf.md, "Few levels").
+// Encodes weights to ggml's blocks of two to four levels and one scale: Q1_0, Q2_0, TQ1_0 and TQ2_0 (spec/gguf.md, "Few
+// levels").
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -16,9 +17,9 @@ float largest_magnitude(const float* x) {
   return result;
 }
 
-// The scale of levels -1, 0 and 1 that leaves the least weighted squared error. For a given scale the values that are not 0
-// are those above half of it, so that the largest magnitudes up to some rank are 1: the scale is their weighted mean, and
-// the rank that removes the largest part of the sum of squares is the best.
+// Returns the scale of the levels -1, 0 and 1 with the least weighted squared error. For a scale, magnitudes above half
+// of it get the level 1 or -1; these are the largest magnitudes up to a certain rank. The best scale for a rank is
+// their weighted mean. The best rank is that which reduces the sum of squares most.
 template <std::size_t kCount>
 float ternary_scale(const float* x, const float* weights) {
   std::uint16_t order[kCount];
@@ -52,7 +53,7 @@ bool ternary(const float* x, const float* weights, std::uint16_t& d, Byte* codes
   return is_finite(scale);
 }
 
-// Five digits of base 3 as the fraction of 256 that begins with them.
+// Returns the byte whose fraction byte / 256 begins with these five digits of base 3.
 inline Byte fraction(int digits) { return static_cast<Byte>((digits * 256 + 242) / 243); }
 
 // Bytes of a run hold their first digits one after the other, then their second digits, and so on.

@@ -1,4 +1,4 @@
-// Weights to ggml's blocks whose codes are entries of a grid: IQ1, IQ2 and IQ3.
+// Encodes weights to ggml's blocks whose codes are entries of a grid: IQ1, IQ2 and IQ3.
 #include "kernels/ggml_block_loop.h"
 #include "kernels/ggml_grid_fit.h"
 
@@ -100,7 +100,7 @@ GgmlStatus ggml_encode_grid(Ggml type, const GgmlSource& from, std::uint8_t* out
   }
 }
 
-// False for types without a grid, and for IQ1_S, whose shifts belong to 32 columns.
+// Returns false for types without a grid, and for IQ1_S, whose shifts apply to 32 columns.
 bool ggml_grid_nearest(Ggml type, const GridColumns& from, const GridCodes& out) {
   switch (type) {
     case Ggml::iq1_m:

@@ -29,7 +29,7 @@ struct GridTrial {
   }
 };
 
-// The value of a vector of which the sign costs least to change.
+// The value of each vector whose change of sign increases the error least.
 template <class Type>
 std::size_t cheapest_flip(const GridEntries<Type>& entries, const GridBlock<Type>& block, std::size_t vector,
                           std::size_t entry, float& cost) {
@@ -166,7 +166,7 @@ inline void normalize(float* x, float& back) {
   for (std::size_t i = 0; i < kBlockValues; ++i) x[i] *= by;
 }
 
-// A block in the making: its scale d as f16 has it, in the normalized unit, and a step for each group.
+// A block during the search: its scale d, which f16 represents, in normalized units, and a step for each group.
 template <class Type>
 struct GridFit {
   using Trial = GridTrial<Type>;
@@ -190,7 +190,7 @@ struct GridFit {
     for (std::size_t group = 0; group < kGroups; ++group) scales[group] = unit * multiple(steps[group]);
   }
 
-  // The scale of each group by itself.
+  // Fits the scale of each group separately.
   void fit_groups(float* scales) const {
     float best[kGroups], fitted[kGroups], tried[kGroups], largest[kGroups];
     for (std::size_t group = 0; group < kGroups; ++group) {
@@ -208,7 +208,7 @@ struct GridFit {
       groups.search(tried, local);
       for (std::size_t group = 0; group < kGroups; ++group) {
         if (!(local.qq[group] > 0)) continue;
-        // The error that the best scale for these codes leaves.
+        // The error with the best scale for these codes.
         const float scale = local.xq[group] / local.qq[group], away = tried[group] - scale;
         const float error = local.error[group] - away * away * local.qq[group];
         if (error < best[group]) {
@@ -226,7 +226,7 @@ struct GridFit {
     return result;
   }
 
-  // Takes for each group the step of least error among the neighbours of its step.
+  // Changes the step of each group to the neighbour with the least error.
   void try_neighbours() {
     for (const int away : {-1, 1}) {
       int steps[kGroups];
@@ -244,7 +244,7 @@ struct GridFit {
     }
   }
 
-  // The block's scale of least error for all its codes.
+  // Fits the block's scale to the codes of all groups.
   bool refit() {
     float above = 0, below = 0;
     for (std::size_t group = 0; group < kGroups; ++group) {
@@ -264,7 +264,7 @@ struct GridFit {
     return true;
   }
 
-  // False if f16 cannot hold the block's scale.
+  // Returns false if f16 cannot represent the block's scale.
   bool run() {
     float scales[kGroups];
     fit_groups(scales);

@@ -15,8 +15,9 @@ enum class Signs {
 template <Ggml kType>
 struct GridType;
 
-// kDims: values of an entry. kLevels: magnitudes of a value. kScaled: values that share a scale. kSteps: number of scales.
-// A scale is d * (2 * step + 1) * kUnit. kStarts: levels on which the search puts the largest magnitude of a group.
+// kDims: values of an entry. kLevels: magnitudes of a value. kScaled: values that share a scale. kSteps: number of
+// scales. A scale is d * (2 * step + 1) * kUnit. kStarts: the levels to which the search first maps the largest
+// magnitude of a group.
 struct Iq2 {
   static constexpr std::size_t kDims = 8, kLevels = 3;
   static constexpr float kMagnitudes[] = {8, 25, 43}, kUnit = 0.125f;

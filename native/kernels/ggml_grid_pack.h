@@ -1,4 +1,4 @@
-// Entries, signs and scales to blocks of the grid types: what kernels/ggml_grids.h reads.
+// Packs entries, signs and scales to blocks of the grid types: the inverse of kernels/ggml_grids.h.
 #pragma once
 #include "kernels/ggml_grid_kinds.h"
 #include "kernels/ggml_types.h"

@@ -1,6 +1,6 @@
-// The nearest entries of a grid for the vectors of a block, by exhaustive search (spec/gguf.md, "Grid types"). The error of
-// an entry is a sum over its values, so that it is the sum of two numbers: one for each half of the entry. There are far
-// fewer different halves than entries. Vectors lie side by side: each register has one number of several vectors.
+// Finds the nearest entries of a grid for the vectors of a block by exhaustive search (spec/gguf.md, "Grid types"). The
+// error of an entry is the sum of the errors of its two halves, and there are far fewer different halves than entries.
+// Each register has the same element of several vectors.
 #pragma once
 #include <algorithm>
 
@@ -38,8 +38,8 @@ struct GridEntries {
   }
 };
 
-// The weights of a block and the weights of their errors, vectors side by side. `product` is x times the weight of its
-// error; where signs are stored apart, x is a magnitude.
+// The values of a block and the weights of their errors, element by element of several vectors. `product` is x times
+// its weight. If the type stores signs separately, x is a magnitude.
 template <class Type>
 struct GridBlock {
   static constexpr std::size_t kVectors = kBlockValues / Type::kDims;
@@ -74,7 +74,7 @@ struct GridChoice {
   alignas(64) std::int32_t entry[kVectors];
 };
 
-// Which values may have the other sign than their own: none, exactly one of each vector, or one of odd vectors alone.
+// The values whose sign may change: none, exactly one of each vector, or exactly one of each odd vector.
 enum class Flips { none, one, odd };
 
 // Costs of all combinations of levels in half an entry.
@@ -145,7 +145,7 @@ void nearest_entries(const GridEntries<Type>& entries, const GridBlock<Type>& bl
       else
         return smaller(low.plain[a] + high.flipped[b], low.flipped[a] + high.plain[b]);
     };
-    // Even and odd entries by themselves: a comparison need not wait for the one before.
+    // Even and odd entries separately, so that a comparison does not wait for the previous one.
     Floats best[2] = {all(__builtin_inff()), all(__builtin_inff())};
     Ints index[2]{};
     for (std::size_t entry = 0; entry < Type::kEntries; entry += 2)

@@ -1,7 +1,7 @@
-// An iteration of Lloyd's on points with a lower bound on how much farther other centroids are (spec/palette.md,
-// "Vectors"). When moves of centroids have used up the bound, centroids near the point's own are tried, nearest first,
-// until the triangle inequality excludes all others, with a margin for rounding. The codes equal those of trying all
-// centroids.
+// An iteration of Lloyd's algorithm with slacks (spec/palette.md, "Vectors"). The slack of a point is a lower bound of
+// the distance to any other centroid minus the distance to its own. Moves of centroids reduce it. When it reaches 0,
+// centroids near the point's own are tried, nearest first, until the triangle inequality excludes all others, with a
+// margin for rounding. The codes equal those of trying all centroids.
 #include "kernels/gcc_headers.h"
 #include "kernels/palette_near.h"
 

@@ -30,7 +30,7 @@ struct alignas(64) Sums {
   Sixteen error, value, level, product, square;
 };
 
-// Sixteen candidates at once, each in a lane that goes through the values in order.
+// Measures sixteen candidates in parallel, one per lane; each lane adds the values in order.
 template <bool kZeros>
 class Candidates {
  public:

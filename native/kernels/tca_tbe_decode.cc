@@ -1,4 +1,4 @@
-// Three bitmaps, high-frequency bytes and fallback elements to bf16: spec/tca_tbe.md, "Decoding".
+// Decodes three bitmaps, high-frequency bytes and fallback elements to bf16: spec/tca_tbe.md, "Decoding".
 #include "kernels/kernels.h"
 #include "kernels/tca_tbe.h"
 

@@ -1,4 +1,4 @@
-// bf16 to three bitmaps, high-frequency bytes and fallback elements: spec/tca_tbe.md, "Encoding".
+// Encodes bf16 to three bitmaps, high-frequency bytes and fallback elements: spec/tca_tbe.md, "Encoding".
 #include "kernels/kernels.h"
 #include "kernels/tca_tbe.h"
 

@@ -1,5 +1,4 @@
-// Finds the magnitude of the k-th largest of many values: with a sample and a look at the values near it, or by
-// counting.
+// Finds the magnitude of the k-th largest of many values: by a sample and the values near its estimate, or by counting.
 #pragma once
 #include <algorithm>
 #include <bit>
