@@ -174,7 +174,7 @@ class TensorUndo:
         self._log(result, rows, result)
 
     def matches(self, values: Array) -> bool:
-        """Return whether the CRC-32C of each chunk of ``values`` is the one that the delta left."""
+        """Return whether ``values`` are unchanged since the delta was applied, by the CRC-32C of each chunk."""
         if values.shape != self.shape or values.dtype != self.dtype:
             return False
         matrix = values.reshape(self.matrix)

@@ -297,5 +297,8 @@ class Plan:
 
     @property
     def min_size(self) -> int:
-        """The number of bytes of the weight files without parts of unknown length, if no two parts are equal."""
+        """A lower bound of the bytes of the weight files: parts of unknown length count as 0.
+
+        The bound assumes that no two parts are equal.
+        """
         return min_size(self.specs, self.size)

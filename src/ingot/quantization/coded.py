@@ -59,8 +59,8 @@ class RowSteps(NamedTuple):
     noise : float
         The variance that feedback adds to the targets, as a multiple of the variance of a rounding error.
     comparable : bool
-        Whether errors of the width of these steps weigh the same in all matrices of a model. They do not if the
-        statistics lack gradients; the steps of all rows are then equal.
+        Whether an error of one step has the same weight in all matrices of a model. It has not if the statistics lack
+        gradients; the steps of all rows are then equal.
     """
 
     rows: Array

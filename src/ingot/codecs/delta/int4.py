@@ -145,7 +145,10 @@ def _alone(parts: Mapping[str, Array]) -> tuple[Mapping[str, Array], int]:
 
 @dataclass(kw_only=True, eq=False)
 class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
-    """An encoder that stores ``count`` outliers in f16 and the others as codes; layout 2 has codes for all."""
+    """An encoder that stores ``count`` outliers in f16 and all other differences as codes.
+
+    In layout 2, outliers have codes too.
+    """
 
     codec: str = ID
     count: int

@@ -63,10 +63,10 @@ class RestObserver:
         """Observe a batch of differences, which ends before element ``stop`` of the tensor."""
 
     def observe_evicted(self, positions: Array, values: Array, kept_places: Array, gone: tuple[float, float]) -> None:
-        """Observe all candidates when the search drops some of them, at least one.
+        """Observe the candidates when the search drops at least one of them.
 
-        ``positions`` and ``values`` are the candidates; those at the indices ``kept_places`` stay. ``gone`` is the
-        range of the dropped values.
+        ``positions`` and ``values`` are all candidates. ``kept_places`` are the indices of those that remain, and
+        ``gone`` is the range of the dropped values.
         """
 
 

@@ -172,7 +172,7 @@ def _error(problem: str, location: str) -> FormatError:
 
 
 def _is_stream(streams: list[Stream], index: int) -> bool:
-    """Return whether the last of ``streams`` has valid numbers, and a key of earlier streams that fits its units."""
+    """Return whether the stream ``index`` is valid: its sizes, and its key, which may only refer to earlier streams."""
     stream = streams[index]
     if not (stream.length >= 1 and stream.unit >= 1 and stream.length % stream.unit == 0 and stream.key <= RATIO):
         return False

@@ -78,9 +78,10 @@ def as_file(array: Array) -> bytes:
 
 
 def from_numbers(data: bytes, dtype: str, spread: Shape, type: MilType, dims: Shape, location: str) -> bytes:
-    """Convert a part's numbers, [spread] of ``dtype``, to the encoding of a blob of ``type`` and ``dims``.
+    """Return numbers of a part in the encoding of a blob of ``type`` and ``dims``.
 
-    Raises ``CodecError`` ``coreml.zero-point``.
+    ``data`` are numbers of ``dtype`` and shape ``spread``, in which each number of the blob is repeated. Raises
+    ``CodecError`` ``coreml.zero-point`` if repeated numbers differ, or if the type cannot represent one.
     """
     numbers = from_file(np.frombuffer(data, np.uint8), dtype).reshape(spread)
     first = numbers[tuple(slice(0, size) for size in dims)] if len(dims) == len(spread) else numbers.reshape(dims)

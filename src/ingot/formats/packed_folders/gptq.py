@@ -334,7 +334,7 @@ def _variant(format: str, bits: int, stem: str) -> str:
 
 
 def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
-    """Return 32 packed codes that all equal ``point``; each plane is (bits, lowest bit)."""
+    """Return 32 packed codes that all equal ``point``; ``planes`` are pairs of a number of bits and the lowest bit."""
     period = b""
     for width, low in planes:
         field = point >> low & (1 << width) - 1

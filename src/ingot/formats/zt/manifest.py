@@ -214,7 +214,7 @@ def entry_size(entry: Mapping[str, Any]) -> int:
 def _pairs(entries: Mapping[str, Any]) -> bytes:
     """Return the encoded pairs of a small map.
 
-    The nesting depth is checked as at the place that they get in the root.
+    The nesting depth is checked as if the pairs were in the root map.
     """
     return cbor.dumps([entries])[2:]
 

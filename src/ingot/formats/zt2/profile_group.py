@@ -237,7 +237,10 @@ def _packing(shape: Shape, bits: int, order: str, word: str) -> str | None:
 
 
 def _convert_codes(obj: Object, bits: int, word: str, converted: dict[str, ConvertedPart]) -> str:
-    """Add to ``converted`` the conversion of codes whose first code is in a word's high bits; return their packing."""
+    """Add the conversion of codes to ``converted``; return the packing of the result.
+
+    In the stored words, the first code is in the high bits.
+    """
     width = ITEM_BYTES[word]
     nbytes = obj.parts["data"].nbytes or 0
     if obj.shape[-1] * bits % 8 == 0:
