@@ -76,6 +76,7 @@ def as_mlx_folder(checkpoint: Checkpoint, config: Mapping[str, Any], *, no_token
         _require_tokenizer(checkpoint)
     view = to_mlx(checkpoint, config)
     if rules_of(config) is None:
+        _require_keys({"text_config": config, **config}, checkpoint.location)  # mlx_lm nests a flat config
         model_type = str(config.get("model_type"))[:80]
         return view.with_notes(
             f"Ingot has not compared the tensors of model_type {model_type!r} with mlx_lm's module: load the folder "

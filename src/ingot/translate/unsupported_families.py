@@ -34,9 +34,10 @@ def require_family(config: Mapping[str, Any] | None, location: str) -> Family:
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
+        text, reason = _refusal(config, model_type)
+        expected = f", because {reason}" if reason else f"; supported are {', '.join(FAMILIES)}"
         raise UnsupportedError(
-            f"{_reason(config, model_type)}; supported are {', '.join(FAMILIES)}; --keep-names {_KEEPS}, whose "
-            "converter may support the model",
+            f"{text}{expected}; --keep-names {_KEEPS}, whose converter may support the model",
             rule=UNSUPPORTED,
             where=location,
         )
@@ -118,14 +119,20 @@ def unknown_gguf_names(metadata: Mapping[str, Any], names: Iterable[str]) -> lis
     return [name for name in names if _BLOCK.sub(r"\1*", _PARAMETER.sub("", name)) not in templates]
 
 
-def _reason(config: Mapping[str, Any], model_type: Any) -> str:
+def _refusal(config: Mapping[str, Any], model_type: Any) -> tuple[str, str]:
+    """Return the statement that a model's family is not translated, and the reason if it is known, else an empty text.
+
+    The reason for a model of several parts is that for its text model.
+    """
     text_model = config.get("text_config")
     text_model = text_model.get("model_type") if isinstance(text_model, Mapping) else None
+    reasons = refusal_reasons()
+    reason = reasons.get(str(model_type)) or reasons.get(str(text_model)) or ""
+    name = f"{str(model_type)[:80]!r}"
     if isinstance(text_model, str):
-        return f"{str(model_type)[:80]!r} is a model of several parts around {text_model[:80]!r}, and not translated"
+        return f"{name} is a model of several parts around {text_model[:80]!r}, and not translated", reason
     if model_type is None:
-        return "config.json states no model_type"
-    reason = refusal_reasons().get(str(model_type))
-    if reason is not None:
-        return f"model_type {str(model_type)[:80]!r} is not translated, because {reason}"
-    return f"Ingot has no llama.cpp names for model_type {str(model_type)[:80]!r}"
+        return "config.json states no model_type", ""
+    if reason:
+        return f"model_type {name} is not translated", reason
+    return f"Ingot has no llama.cpp names for model_type {name}", ""

@@ -209,6 +209,14 @@ def test_a_family_that_was_not_compared_is_noted(tmp_path: Path) -> None:
     assert any("has not compared" in note for note in report.notes)
 
 
+def test_a_config_without_the_keys_of_a_module_that_was_not_compared_is_refused(tmp_path: Path) -> None:
+    source = model_folder.write(tmp_path / "m", {**model_folder.CONFIG, "model_type": "kimi_linear"})
+    with pytest.raises(UnsupportedError, match="linear_attn_config") as caught:
+        ingot.convert(source, tmp_path / "out", format="mlx")
+    assert caught.value.rule == "architecture.config"
+    assert not (tmp_path / "out").exists()
+
+
 def test_experts_are_stacked_and_packed_by_a_preset(tmp_path: Path) -> None:
     sizes = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 64, "norm_topk_prob": True}
     config = {
