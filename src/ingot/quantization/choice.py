@@ -255,13 +255,13 @@ def _grid(codec: str, options: dict[str, Any]) -> tuple[Grid, str | None]:
 
 
 def _four_bits(options: Mapping[str, Any]) -> Grid:
-    """Return the grid of MXFP4 (OCP Microscaling Formats 1.0) or of NVFP4."""
+    """Return the grid of MXFP4 (OCP Microscaling Formats 1.0) or of NVFP4, which MLX stores without a second scale."""
     _require_known(options, ("table", "group", "scales", "second"))
-    group_sizes = {("f8_e8m0fnu", None): 32, ("f8_e4m3fn", MULTIPLY): 16, ("f8_e4m3fn", DIVIDE): 16}
+    group_sizes = {("f8_e8m0fnu", None): 32, **{("f8_e4m3fn", second): 16 for second in (None, MULTIPLY, DIVIDE)}}
     scales = options.get("scales", "f8_e8m0fnu"), options.get("second")
     if options["table"] != FOUR_BITS or scales not in group_sizes:
         raise _option_error(
-            f"table {FOUR_BITS} with scales f8_e8m0fnu, or f8_e4m3fn and second {MULTIPLY} or {DIVIDE}",
+            f"table {FOUR_BITS} with scales f8_e8m0fnu, or f8_e4m3fn without second or with {MULTIPLY} or {DIVIDE}",
             dict(options),
         )
     if options.get("group", group_sizes[scales]) != group_sizes[scales]:

@@ -86,7 +86,7 @@ def _small(rounded: Rounded, targets: Array, importance: Array) -> Array:
     ideal = np.maximum(apply_second(peaks, grid, rounded.second, inverse=True), smallest)
     best = np.full(len(targets), np.inf)
     chosen = np.ones(len(targets), np.float32)
-    for factor in _FACTORS if grid.second else (0.5, 1, 2):
+    for factor in (0.5, 1, 2) if dtype == "f8_e8m0fnu" else _FACTORS:
         stored = np.maximum(representable[codes_of(ideal * np.float32(factor), dtype)], smallest)
         scales = apply_second(stored, grid, rounded.second)
         near = levels[np.searchsorted(middle, targets / scales[:, None])] * scales[:, None]

@@ -15,6 +15,7 @@ from typing import Any
 from ingot.errors import UsageError
 from ingot.model.layouts.dense import DenseLayout
 from ingot.model.layouts.ggml import TYPES, GgmlBlocksLayout
+from ingot.model.layouts.scaled_codebook import ScaledCodebookLayout
 from ingot.naming.names import count_layers, layer_of, role_of
 from ingot.recipes.choice import Choice
 from ingot.recipes.recipe import Mixture, Patterns, Recipe, Rule
@@ -35,8 +36,9 @@ _TABLE: Mapping[str, tuple[int, str, bool]] = {
     "Q4_K_M": (15, "q4_k", True),
     "Q4_K_S": (14, "q4_k", True),
     "IQ4_NL": (25, "iq4_nl", True),
+    "NVFP4": (39, "nvfp4", True),
     "IQ4_XS": (30, "iq4_xs", True),
-    "MXFP4_MOE": (38, "mxfp4", False),
+    "MXFP4_MOE": (38, "mxfp4", True),
     "Q3_K_L": (13, "q3_k", True),
     "Q3_K_M": (12, "q3_k", True),
     "Q3_K_S": (11, "q3_k", True),
@@ -47,10 +49,12 @@ _TABLE: Mapping[str, tuple[int, str, bool]] = {
     "IQ2_M": (29, "iq2_s", True),
     "IQ2_S": (28, "iq2_xs", True),
     "IQ2_XS": (20, "iq2_xs", True),
+    "Q2_0": (41, "q2_0", False),
     "IQ2_XXS": (19, "iq2_xxs", True),
     "TQ2_0": (37, "tq2_0", False),
     "IQ1_M": (31, "iq1_m", True),
     "TQ1_0": (36, "tq1_0", False),
+    "Q1_0": (40, "q1_0", False),
 }
 NAMES = tuple(_TABLE)
 PRESETS = tuple(
@@ -58,15 +62,20 @@ PRESETS = tuple(
 )
 """Names of presets, from the most bits to the fewest."""
 
-# the type that replaces another whose block does not divide the columns
+# The type that replaces another whose block does not divide the columns. llama.cpp has none for q1_0 and nvfp4.
 _FALLBACKS: Mapping[str, str] = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "iq4_nl"),
-    **dict.fromkeys(("q2_k", "q3_k", "tq1_0", "tq2_0"), "q4_0"),
+    **dict.fromkeys(("q1_0", "q2_0", "q2_k", "q3_k", "tq1_0", "tq2_0"), "q4_0"),
+    "nvfp4": "iq4_nl",
     "q4_k": "q5_0",
     "q5_k": "q5_1",
     "q6_k": "q8_0",
 }
 _F16 = "f16"
+_SMALL_FLOATS: Mapping[str, Mapping[str, Any]] = {
+    "mxfp4": {"table": "f4_e2m1fn", "group": 32, "scales": "f8_e8m0fnu"},
+    "nvfp4": {"table": "f4_e2m1fn", "group": 16, "scales": "f8_e4m3fn"},
+}
 
 _VALUE = "attn_v"
 _KEY = "attn_k"
@@ -263,13 +272,20 @@ def expand(recipe: Recipe, facts: ModelFacts) -> Recipe:
             if stored != block_type:
                 text += f" for {block_type}"
                 fallbacks[text] = block_type, stored
-            choice = (
-                Choice(DenseLayout.codec, {"dtype": _F16})
-                if stored == _F16
-                else Choice(GgmlBlocksLayout.codec, {"type": stored}, quantizer=quantizer)
-            )
-            rules.append(Rule(choice, text, cols_multiple_of=multiple, min_ndim=2, **conditions))
+            rules.append(Rule(_choice(stored, quantizer), text, cols_multiple_of=multiple, min_ndim=2, **conditions))
     return replace(recipe, rules=tuple(rules), fallbacks=fallbacks, general=True)
+
+
+def _choice(block_type: str, quantizer: str | None) -> Choice:
+    """Return the choice that stores a tensor in a block type, or in f16.
+
+    NVFP4, and MXFP4 that a quantizer rounds, are encoded as small floats and become blocks when the file is written.
+    """
+    if block_type == _F16:
+        return Choice(DenseLayout.codec, {"dtype": _F16})
+    if block_type in _SMALL_FLOATS and (quantizer is not None or block_type == "nvfp4"):
+        return Choice(ScaledCodebookLayout.codec, _SMALL_FLOATS[block_type], quantizer=quantizer)
+    return Choice(GgmlBlocksLayout.codec, {"type": block_type}, quantizer=quantizer)
 
 
 def expand_for_llama(recipe: Recipe) -> Recipe:
@@ -294,8 +310,9 @@ def _assignments(mixture: Mixture, facts: ModelFacts) -> Iterator[_Assignment]:
     embedding = _head_type(mixture) if facts.tied else _embedding_type(mixture)
     yield "embedding", embedding, quantizer, {"roles": ("embedding",), "exclude": _NO_TOKENS}
     if mixture.name == "MXFP4_MOE":
-        yield "experts", "mxfp4", None, {"match": _EXPERTS, "roles": ("mlp",)}
-        yield "matrices", "q8_0", None, {"roles": (*_LAYERS, "head")}
+        yield "experts", "mxfp4", mixture.quantizer, {"match": _EXPERTS, "roles": ("mlp",)}
+        yield "matrices", "q8_0", mixture.quantizer, {"roles": _LAYERS}
+        yield "matrices", "q8_0", quantizer, {"roles": ("head",)}
         return
     for category, (role, patterns) in _CATEGORIES.items():
         by_type: dict[str, list[int]] = {}
@@ -328,7 +345,7 @@ def _embedding_type(mixture: Mixture) -> str:
         return "q2_k"
     if mixture.name in (*_FINER_LOW, "IQ3_XXS"):
         return "iq3_s"
-    if mixture.name in ("TQ1_0", "TQ2_0"):
+    if mixture.name in ("TQ1_0", "TQ2_0", "Q2_0"):
         return "q4_k"
     return "q8_0" if mixture.name == "MXFP4_MOE" else mixture.base
 

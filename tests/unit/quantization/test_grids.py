@@ -233,9 +233,10 @@ def test_importance_gives_palettes_the_exact_values() -> None:
 
 
 MXFP4, NVFP4 = {"table": "f4_e2m1fn"}, {"table": "f4_e2m1fn", "scales": "f8_e4m3fn", "second": "multiply"}
+NVFP4_OF_MLX = {"table": "f4_e2m1fn", "scales": "f8_e4m3fn"}
 
 
-@pytest.mark.parametrize("options", [MXFP4, NVFP4])
+@pytest.mark.parametrize("options", [MXFP4, NVFP4, NVFP4_OF_MLX])
 def test_four_bit_floats_hold_what_was_chosen_and_each_quantizer_is_better(options: dict[str, object]) -> None:
     weights, known = matrix(24, 64, 31), factors(24, 64, 32)
     weights[3, :32] = 0  # a group of nothing
@@ -262,7 +263,8 @@ def test_four_bit_floats_hold_what_was_chosen_and_each_quantizer_is_better(optio
     [
         {**MXFP4, "scales": "f16"},
         {**MXFP4, "group": 16},
-        {**NVFP4, "second": None},
+        {**NVFP4, "group": 32},
+        {**NVFP4, "second": "add"},
         {"table": "nf4"},
         {**MXFP4, "bits": 4},
     ],

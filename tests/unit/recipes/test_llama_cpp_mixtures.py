@@ -82,8 +82,14 @@ def types_of(name: str, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, 
     for tensor, shape in shapes.items():
         choice = resolve(recipe, tensor, shape, "f32", facts.layers).choice
         assert choice is None or isinstance(choice, Choice)
-        types[tensor] = "f32" if choice is None else choice.options.get("type") or choice.options["dtype"]
+        types[tensor] = "f32" if choice is None else type_of(choice)
     return types
+
+
+def type_of(choice: Choice) -> str:
+    if choice.codec == "scaled_codebook":
+        return {16: "nvfp4", 32: "mxfp4"}[choice.options["group"]]
+    return str(choice.options.get("type") or choice.options["dtype"])
 
 
 def config_of(sizes: Mapping[str, int], **more: Any) -> dict[str, Any]:
@@ -115,6 +121,9 @@ def config_of(sizes: Mapping[str, int], **more: Any) -> dict[str, Any]:
         ("IQ2_M", LLAMA_2_7B, {"f32": 65, "iq2_s": 156, "iq3_s": 69, "q5_k": 1}),
         ("IQ1_M", LLAMA_3_8B, {"f32": 65, "iq1_m": 156, "iq2_xxs": 32, "q2_k": 5, "q4_k": 32, "q5_k": 1}),
         ("TQ1_0", LLAMA_2_7B, {"f32": 65, "tq1_0": 224, "q4_k": 1, "q6_k": 1}),
+        ("Q2_0", LLAMA_2_7B, {"f32": 65, "q2_0": 224, "q4_k": 1, "q6_k": 1}),
+        ("Q1_0", LLAMA_2_7B, {"f32": 65, "q1_0": 225, "q6_k": 1}),
+        ("NVFP4-calibrated", LLAMA_3_8B, {"f32": 65, "nvfp4": 225, "q6_k": 1}),
         ("Q4_K_M", LLAMA_3_70B, {"f32": 161, "q4_k": 441, "q5_k": 40, "q6_k": 81}),
     ],
 )  # fmt: skip
@@ -306,6 +315,8 @@ def test_a_calibrated_mixture_rounds_by_statistics_and_keeps_the_types(tmp_path:
         known = {"calibration": tmp_path / "s.safetensors"} if preset.endswith("calibrated") else {}
         report = ingot.convert(model, tmp_path / f"{preset}.gguf", recipe=preset, **known)
         assert any(note.startswith("types of the tensors, by bytes: IQ2_XS") for note in report.notes)
+        lacking = [note for note in report.notes if "without statistics" in note]
+        assert ["model.embed_tokens.weight" in note for note in lacking] == [True] * len(known)
     with (
         ingot.open(tmp_path / "IQ2_XS.gguf") as plain,
         ingot.open(tmp_path / "IQ2_XS-calibrated.gguf") as rounded,
@@ -313,6 +324,7 @@ def test_a_calibrated_mixture_rounds_by_statistics_and_keeps_the_types(tmp_path:
         assert {n: t.params for n, t in plain.items()} == {n: t.params for n, t in rounded.items()}
         assert rounded.metadata["general.file_type"] == 20
         assert np.array_equal(rounded["blk.0.ffn_up.weight"].numpy("f32"), expected)
+        assert np.array_equal(rounded["token_embd.weight"].numpy("f32"), plain["token_embd.weight"].numpy("f32"))
 
 
 @pytest.mark.parametrize(

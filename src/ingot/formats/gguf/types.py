@@ -85,6 +85,7 @@ FILE_TYPES: Mapping[int, str] = {
     38: "mxfp4",
     39: "nvfp4",
     40: "q1_0",
+    41: "q2_0",
 }
 """The main tensor type of each ``general.file_type``.
 
