@@ -34,8 +34,8 @@ class Result:
 
     ``kl`` is the mean over positions of KL(decoded values || program), in nats, ``limit`` its limit. ``equal`` is the
     number of leading tokens of greedy text that are equal, out of ``count``; ``gap`` is the difference of the decoded
-    model's log-probabilities of the two tokens where the texts part. ``output`` is the digest of the files, ``tree``
-    that of Ingot's source.
+    model's log-probabilities of the two tokens where the texts part. ``output`` is the digest of the files, ``content``
+    that of what a program reads of them, ``tree`` that of Ingot's source.
     """
 
     runtime: str
@@ -47,6 +47,7 @@ class Result:
     date: str
     tree: str
     output: str = ""
+    content: str = ""
     kl: float | None = None
     limit: float = 0.0
     equal: int | None = None

@@ -5,8 +5,8 @@ Words select cells: programs, containers, presets or models, as in ``vllm w4a16 
 For each cell that a profile claims (program, container, preset) and each model: ``ingot quantize`` makes the result,
 the program loads it in its own venv, and its logits after 256 tokens and its greedy text of 16 tokens are compared with
 Ingot's decoded values in f32. Results go into ``results.json``, of which ``docs/runtimes.md`` shows the table. A cell
-is skipped if it has a result of the same version and the same source of Ingot, or of the same version and the same
-bytes; ``--again`` runs it all the same.
+is skipped if it has a result of the same version and the same source of Ingot. A cell whose files the program has
+read before, be it from another preset, gets that result. ``--again`` runs all cells.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,8 @@ class Runner:
         self._folder = folder
         self._tree = tree
 
-    def run(self, cell: Cell, model: Model, before: Result | None) -> Result:
-        """Return the result of a cell; that of before if version and bytes are the same."""
+    def run(self, cell: Cell, model: Model, earlier: Iterable[Result]) -> Result:
+        """Return the result of a cell; an earlier one if version and files are the same."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         result = Result(**vars(cell), verdict=FAILED, version=self._worker.version, date=today, tree=self._tree)
         out = self._folder / {"gguf": "model.gguf", "onnx": "model.onnx"}.get(cell.container, "model")
@@ -163,10 +164,14 @@ class Runner:
             make(cell, model, out)
         except IngotError as error:
             return replace(result, verdict=NOT_MADE, note=f"{error.message} [{error.rule}]")
-        result = replace(result, output=digest_of(out))
-        same = before is not None and (before.output, before.version) == (result.output, result.version)
-        if before is not None and same and before.verdict == PASSED:
-            return replace(before, tree=self._tree)
+        result = replace(result, output=digest_of(out), content=content_digest(out))
+        program = (cell.runtime, cell.container, cell.model, result.version)
+        for item in earlier:
+            if (item.runtime, item.container, item.model, item.version) != program:
+                continue
+            same = item.output == result.output or (item.content and item.content == result.content)
+            if same and item.verdict in (PASSED, NOT_RUN):
+                return replace(item, **vars(cell), output=result.output, content=result.content, tree=self._tree)
         answer = self._worker.ask(self._job(cell, model, out))
         if "not_run" in answer:
             return replace(result, verdict=NOT_RUN, note=answer["not_run"])
@@ -246,6 +251,28 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def content_digest(path: Path) -> str:
+    """Return a digest of tensors, metadata and further files, without the metadata in which Ingot names the preset."""
+    source = open_source(Location.parse(path))
+    try:
+        metadata = {key: value for key, value in source.catalog.metadata.items() if not key.startswith("ingot.")}
+        digest = hashlib.sha256(repr(sorted(metadata.items())).encode())
+        for name, tensor in source.catalog.tensors.items():
+            digest.update(
+                f"{name} {tensor.shape} {tensor.dtype} {tensor.codec} {sorted(tensor.params.items())}".encode()
+            )
+            for role, part in sorted(tensor.parts.items()):
+                data = bytearray(part.nbytes)
+                part.readinto(0, memoryview(data))
+                digest.update(role.encode() + data)
+    finally:
+        source.close()
+    for file in sorted(path.glob("*")) if path.is_dir() else ():
+        if file.suffix != ".safetensors":
+            digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def tree_digest() -> str:
     """Return a digest of Ingot's source and of the programs' modules."""
     digest = hashlib.sha256()
@@ -286,7 +313,7 @@ def main() -> int:
                     failed += before.verdict == FAILED
                     continue
                 started = time.monotonic()
-                results[cell] = runner.run(cell, models[cell.model], before)
+                results[cell] = runner.run(cell, models[cell.model], () if arguments.again else results.values())
                 write_results({**read_results(arguments.results), cell: results[cell]}, arguments.results)
                 failed += results[cell].verdict == FAILED
                 print(
