@@ -56,29 +56,32 @@ class RowSteps(NamedTuple):
     Parameters
     ----------
     rows : f64 [rows]
-    noise : float
-        The variance that feedback adds to the targets, as a multiple of the variance of a rounding error.
+    row_noise : f64 [rows]
+    column_noise : f64 [cols]
+        The variance of a target in its row, and in its column, that feedback adds to that of the error of rounding it,
+        as a multiple of the latter.
     comparable : bool
         Whether an error of one step has the same weight in all matrices of a model. It has not if the statistics lack
         gradients; the steps of all rows are then equal.
     """
 
     rows: Array
-    noise: float
+    row_noise: Array
+    column_noise: Array
     comparable: bool
 
 
 def equal_steps(factors: Factors, feedback: Feedback) -> RowSteps:
     """Return steps at which all errors weigh the same; ``feedback`` is that of the inputs."""
-    noise = 1 + float(np.square(feedback.upper).sum(dtype=np.float64)) / len(feedback.upper)
+    column_noise = np.square(feedback.upper).sum(0, dtype=np.float64)
     if factors.outputs is None or not factors.scale > 0:
         rows = 1 if factors.outputs is None else len(factors.outputs)
-        return RowSteps(np.ones(rows), noise - 1, comparable=False)
+        return RowSteps(np.ones(rows), np.zeros(rows), column_noise, comparable=False)
     links = links_of(factors.outputs)
     outputs = links.diagonal.astype(np.float64)
     steps = 1 / np.sqrt(outputs * (feedback.diagonal.mean(dtype=np.float64) * factors.scale))
-    added = (np.square(steps) @ np.square(links.below)) / np.square(steps)
-    return RowSteps(steps, noise * (1 + float(added.mean())) - 1, comparable=True)
+    row_noise = (np.square(steps) @ np.square(links.below)) / np.square(steps)
+    return RowSteps(steps, row_noise, column_noise, comparable=True)
 
 
 def code_lengths(weights: Array, steps: RowSteps) -> CodeLengths:
@@ -93,7 +96,9 @@ def code_lengths(weights: Array, steps: RowSteps) -> CodeLengths:
     relative = np.broadcast_to(steps.rows, rows)[chosen, None]
     limits = np.abs(sample).max(1, keepdims=True) / _LARGEST
     middle = float(np.log2(max(np.sqrt(np.square(sample / relative).mean()), np.finfo(np.float32).tiny)))
-    noise = np.sqrt(steps.noise / 12) * np.random.default_rng(0).standard_normal(sample.shape)
+    row_noise = np.broadcast_to(steps.row_noise, rows)[chosen, None]
+    variance = ((1 + row_noise) * (1 + steps.column_noise) - 1) / 12  # that of a rounding error is 1 / 12
+    noise = np.sqrt(variance) * np.random.default_rng(0).standard_normal(sample.shape)
     tried = middle + _STEPS
     bits = [_entropy(sample, np.maximum(relative * 2.0**step, limits), noise) for step in tried]
     return CodeLengths(weights.size, tried, np.minimum.accumulate(bits))

@@ -18,7 +18,7 @@ from ingot.quantization.rounding import error_under, values_of
 from ingot.quantization.tensor import parts_of
 
 ROWS, COLS = 192, 256
-ALONE = RowSteps(np.ones(1), 0.0, comparable=False)
+ALONE = RowSteps(np.ones(1), np.zeros(1), np.zeros(512), comparable=False)
 
 
 def factors(seed: int, size: float = 1.0) -> Factors:
