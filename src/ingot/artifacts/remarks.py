@@ -64,9 +64,9 @@ def _lacks_axis(tensor: Tensor) -> bool:
 
 
 def _shard(source: Source) -> str:
-    """Return a note if the opened file is one shard of a model, by its name; else empty."""
+    """Return a note if, by its name, the file is a shard of a model whose other shards are not read; else empty."""
     numbers = _SHARD.search(source.entry)
-    if numbers is None or int(numbers[2]) < 2:
+    if numbers is None or int(numbers[2]) <= len(source.catalog.headers):
         return ""
     return (
         f"{source.entry} is shard {int(numbers[1])} of {int(numbers[2])}: open the folder, or its index, for all of it"

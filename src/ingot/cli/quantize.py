@@ -9,7 +9,7 @@ from typing import Annotated
 from ingot.cli.declare import declare
 from ingot.cli.output import Json, Quiet, line, progress_bar, render
 from ingot.core.about import About
-from ingot.runtime.quantize.options import QuantizeOptions
+from ingot.runtime.quantize.options import NONE, QuantizeOptions
 
 EPILOG = (
     "Examples:\n\n"
@@ -42,6 +42,8 @@ def command(
     from ingot.runtime.quantize.report import with_estimate
     from ingot.runtime.quantize.run import prepare, quantize
 
+    if str(options.calibration) != NONE and not quiet:  # a model of 135 M weights takes half a minute
+        line("estimating time and memory ...", stream=sys.stderr)
     if dry_run:
         prepared, estimate = prepare(options)
         with prepared:

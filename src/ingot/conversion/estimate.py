@@ -24,6 +24,7 @@ from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED
 from ingot.quantization.tensor import round_tensor
 from ingot.recipes.choice import Choice, Measured
 from ingot.recipes.recipe import Recipe
+from ingot.reporting.report import duration_text
 
 _REPEATS = 2
 _ROWS = 128
@@ -59,16 +60,10 @@ class Estimate:
 
     def describe(self) -> str:
         """Return the estimate as one line."""
-        parts = f" ({_duration(self.calibration)} of it calibration)" if self.calibration else ""
+        parts = f" ({duration_text(self.calibration)} of it calibration)" if self.calibration else ""
         disk = f", {format_size(self.disk)} of disk until it is done" if self.disk else ""
-        return f"about {_duration(self.seconds)}{parts}, {format_size(self.memory)} of memory besides the program{disk}"
-
-
-def _duration(seconds: float) -> str:
-    minutes = int(seconds / 60 + 0.5)
-    if seconds < 60:
-        return f"{max(1, round(seconds))} s"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+        memory = f"{format_size(self.memory)} of memory besides the program"
+        return f"about {duration_text(self.seconds)}{parts}, {memory}{disk}"
 
 
 class _RandomStatistics:

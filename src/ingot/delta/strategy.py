@@ -13,6 +13,7 @@ from ingot.model.layouts.affine import AffineLayout
 from ingot.model.layouts.delta import Int4DeltaLayout, PatchLayout, SignDeltaLayout, SparseDeltaLayout
 from ingot.model.layouts.trellis import TrellisLayout
 from ingot.quantization.rounding import TWO_SIDED
+from ingot.reporting.report import duration_text
 
 SMALL = 1 << 14
 """Tensors with at most this number of elements, and vectors, are stored exactly, because they need few bytes."""
@@ -149,11 +150,9 @@ class RoundingEstimate:
 
     def describe(self) -> str:
         """Return the estimate as one sentence."""
-        hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
-        duration = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
         return (
             f"{self.matrices} tensors, {self.weights / 1e6:.1f} million weights, are rounded with their statistics: "
-            f"about {duration}"
+            f"about {duration_text(self.seconds)}"
         )
 
 

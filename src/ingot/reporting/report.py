@@ -185,7 +185,11 @@ def loss(tensors: Iterable[Measured], exact: str | None) -> tuple[list[Figure], 
     if exact is not None:
         return [], [Line(exact, "exact")]
     worst = worst_of(tensors)
-    return ([], ()) if worst is None or worst.error is None else (_figures(worst.name, worst.error), _LINES)
+    if worst is None or worst.error is None:
+        return [], ()
+    if not worst.error["rms"]:
+        return [], [Line("none: rounding changed no value", "error")]
+    return _figures(worst.name, worst.error), _LINES
 
 
 def _figures(name: str, error: Mapping[str, float]) -> list[Figure]:
@@ -210,6 +214,14 @@ LEFT_ALIGNED: tuple[Unit, ...] = ("text", "texts", "shape", "flag")
 def count_text(count: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun, such as ``1 tensor`` or ``2 tensors``; ``plural`` is for irregular plurals."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return an estimated time, such as ``12 s``, ``5 min`` or ``1 h 30 min``."""
+    minutes = int(seconds / 60 + 0.5)
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def number(value: float, digits: int = 4) -> str:

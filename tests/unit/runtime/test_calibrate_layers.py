@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -361,7 +362,7 @@ def test_it_says_what_it_will_take(tmp_path: Path) -> None:
     report = ingot.calibrate(tmp_path / "m", tmp_path / "s.safetensors", samples=3, length=8, plan=plans.append)
     assert report.size <= plans[0].size * 1.1
     assert plans[0].reads == 1
-    assert "less than a minute" in plans[0].describe()
+    assert re.match(r"about \d+ s,", plans[0].describe())
 
 
 def test_layers_that_do_not_follow_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,14 @@ from ingot.reporting.report import (
     Report,
     Table,
     Texts,
+    count_text,
     data_of,
     figures_of,
     table_of,
 )
 
 _HEADS = {"bits_per_weight": "bits", "loss": "loss"}
-_TYPES = {"type": "type", "size": "all of it", **_HEADS, "chosen": "tensors"}
+_TYPES = {"type": "requested type", "size": "all of it", **_HEADS, "chosen": "tensors"}
 _POINTS = {"size": "best at", **_HEADS, "chosen": " "}
 _STEPS = {"size": "measured at", **_HEADS, "kl": "KL", "kl_low": "from", "kl_high": "to", "chosen": " "}
 _TABLES = ("types", "points", "steps", "groups")
@@ -131,13 +132,15 @@ class BudgetReport:
         data = {item.name: item.value for item in figures}
         rows: dict[str, object] = {name: [data_of(item) for item in getattr(self, name)] for name in _TABLES}
         shown = [Figure(f"budget_{item.name}", item.value, item.unit, data=False) for item in figures]
+        weights = [f"{name} in {count_text(count, 'matrix', 'matrices')}" for name, count in self.measured.items()]
+        shown.append(Figure("budget_weights", ", ".join(weights), data=False))
         target = "" if self.target is None else " of {budget_target}"
         limit = "" if self.max_kl is None else " of at most {budget_max_kl}"
         unit = " nats a token" if self.absolute else ""
         lines = [
             Line(
                 f"{{budget_size}}{target}, {{budget_bits_per_weight}} bits per weight; estimated loss "
-                f"{{budget_loss}}{unit}; errors weighted by {{budget_measured}}",
+                f"{{budget_loss}}{unit}; errors weighted by {{budget_weights}}",
                 "budget",
             ),
             *([Line(f"{{budget_kl}}{limit} nats a token over {{budget_over}}", "KL")] if self.steps else []),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.artifacts.destination import CPU, DEVICE, MAX_RAM, OVERWRITE, PROGRESS, RESUME
 from ingot.core.options import OUT, OUTPUT, about, source
 from ingot.core.runtime.memory import format_size
-from ingot.reporting.report import Bytes, Figure, Line, Report, figures_of
+from ingot.reporting.report import Bytes, Figure, Line, Report, duration_text, figures_of
 from ingot.reporting.reportable import Reportable
 from ingot.runtime.evaluation.special_tokens import prefix_text
 from ingot.stores.location import AnyPath
@@ -52,12 +52,11 @@ class CalibratePlan:
 
     def describe(self) -> str:
         """Return the estimates as text for a report."""
-        hours, minutes = divmod(int(self.seconds / 60 + 0.5), 60)
-        long = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else "less than a minute"
+        reads = "once" if self.reads == 1 else f"{self.reads} times"
         memory, disk, size = (format_size(count) for count in (self.memory, self.disk, self.size))
         return (
-            f"about {long}, {memory} of memory besides the program, {disk} of disk until it is done; a file of "
-            f"{size}; layers are read {self.reads} times"
+            f"about {duration_text(self.seconds)}, {memory} of memory besides the program, {disk} of disk until it is "
+            f"done; a file of {size}; layers are read {reads}"
         )
 
 
