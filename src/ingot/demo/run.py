@@ -109,7 +109,7 @@ def run(folder: Path, tell: Callable[[str], None] = lambda _: None) -> DemoRepor
     for recipe, suffix in RUNS:
         tell(f"converting to {suffix} by recipe {recipe}, loading, evaluating")
         target = folder / f"model-{recipe}{suffix}"
-        report = convert(original, target, recipe)
+        report = convert(original, target, recipe, overwrite=True)
         rows.append(_evaluate(recipe, target, report.seconds, model))
     with open_checkpoint(original) as checkpoint:
         parameters = sum(tensor.size for tensor in checkpoint.values())

@@ -52,3 +52,10 @@ def test_a_recipe_gives_the_same_weights_in_either_container(report: demo.DemoRe
     assert ingot.compare(Path(report.folder) / zt.file, Path(report.folder) / squizd.file).same
     assert zt.perplexity == pytest.approx(squizd.perplexity)
     assert zt.size < squizd.size
+
+
+def test_a_second_demo_replaces_the_files_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "WINDOWS", 1)
+    monkeypatch.setattr(demo, "RUNS", (("bf16", ".zt"),))
+    first, second = (demo.run(tmp_path / "demo") for _ in range(2))
+    assert [row.size for row in first.rows] == [row.size for row in second.rows]
