@@ -162,9 +162,10 @@ def why_not_a_file(profile: RuntimeProfile, container: str, path: str) -> str:
 def refusal(answer: Answer, location: str) -> UnsupportedError:
     """Return the error for an artifact that a program would not load: the first reason, and the number of others."""
     first = answer.reasons[0]
+    prefix = "" if first.location == location else f"{first.location}: "
     more = f" (and {count_text(len(answer.reasons) - 1, 'more reason')})" if len(answer.reasons) > 1 else ""
     return UnsupportedError(
-        f"{answer.profile.label} would not load this: {first.location}: {first.message}{more}",
+        f"{answer.profile.label} would not load this: {prefix}{first.message}{more}",
         rule="runtime.refused",
         where=location,
     )
