@@ -11,6 +11,7 @@
 
 #include "bind/arrays.h"
 #include "core/dispatch.h"
+#include "core/pool.h"
 
 namespace {
 
@@ -40,27 +41,36 @@ struct PyGrid {
   }
 };
 
-void multiply(const Matrix& a, const Matrix& b, const OutMatrix& out) {
+constexpr std::size_t kColumns = 8 * ingot::kPanel;  // of a product that a thread computes at once
+
+void multiply(const Matrix& a, const Matrix& b, const OutMatrix& out, std::size_t threads) {
   require(a.shape(1) == b.shape(0) && out.shape(0) == a.shape(0) && out.shape(1) == b.shape(1), "expected shapes that fit");
   nb::gil_scoped_release release;
-  INGOT_KERNEL(matrix_multiply)(a.data(), b.data(), out.data(), a.shape(0), a.shape(1), b.shape(1));
+  std::fill_n(out.data(), out.shape(0) * out.shape(1), 0.0f);
+  ingot::in_ranges(b.shape(1), kColumns, threads, [&](std::size_t first, std::size_t last) {
+    INGOT_KERNEL(matrix_multiply_add)(a.data(), a.shape(1), b.data() + first, b.shape(1), out.data() + first,
+                                      out.shape(1), a.shape(0), a.shape(1), last - first);
+  });
 }
 
 // out[:, to:to+count] += a[:, first:last] @ b[first:last, to:to+count]
 void multiply_add(const Matrix& a, const Matrix& b, const OutMatrix& out, std::size_t first, std::size_t last,
-                  std::size_t to, std::size_t count) {
+                  std::size_t to, std::size_t count, std::size_t threads) {
   require(a.shape(0) == out.shape(0) && first <= last && last <= a.shape(1) && last <= b.shape(0), "expected shapes that fit");
   require(to <= out.shape(1) && count <= out.shape(1) - to && out.shape(1) == b.shape(1), "expected columns that are there");
   nb::gil_scoped_release release;
-  INGOT_KERNEL(matrix_multiply_add)(a.data() + first, a.shape(1), b.data() + first * b.shape(1) + to, b.shape(1),
-                                    out.data() + to, out.shape(1), out.shape(0), last - first, count);
+  ingot::in_ranges(count, kColumns, threads, [&](std::size_t start, std::size_t stop) {
+    INGOT_KERNEL(matrix_multiply_add)(a.data() + first, a.shape(1), b.data() + first * b.shape(1) + to + start,
+                                      b.shape(1), out.data() + to + start, out.shape(1), out.shape(0), last - first,
+                                      stop - start);
+  });
 }
 
-bool factor(const OutMatrix& a, const OutOwn& diagonal) {
+bool factor(const OutMatrix& a, const OutOwn& diagonal, std::size_t threads) {
   require(a.shape(0) == a.shape(1) && diagonal.size() == a.shape(0),
           "expected a square matrix and a number per column");
   nb::gil_scoped_release release;
-  return INGOT_KERNEL(matrix_factor)(a.data(), diagonal.data(), a.shape(0));
+  return INGOT_KERNEL(matrix_factor)(a.data(), diagonal.data(), a.shape(0), threads);
 }
 
 std::size_t scales(const PyGrid& grid, const Matrix& values, std::size_t first, std::size_t last, const In<float>& weights,
@@ -163,7 +173,8 @@ void pack_pairs(const Matrix& rows, std::size_t first, std::size_t depth, float 
 // out[:, :count] += a[:, first:last] @ the rows of the packed matrix from `row` on, of which the first `count` columns
 // are used.
 void multiply_pairs(const Matrix& a, std::pair<std::size_t, std::size_t> columns, const Words& words, std::size_t depth,
-                    std::size_t row, std::pair<std::size_t, std::size_t> to, float factor, float unit, const OutMatrix& out) {
+                    std::size_t row, std::pair<std::size_t, std::size_t> to, float factor, float unit,
+                    const OutMatrix& out, std::size_t threads) {
   const auto [first, last] = columns;
   require(a.shape(0) == out.shape(0) && first <= last && last <= a.shape(1), "expected shapes that fit");
   require(row % 2 == 0 && row <= depth && last - first <= depth - row, "expected an even row, and rows that are there");
@@ -171,17 +182,19 @@ void multiply_pairs(const Matrix& a, std::pair<std::size_t, std::size_t> columns
   require_unit(factor);
   require_unit(unit);
   const ingot::PairedMatrix b = paired(words, depth, out.shape(1));
-  const std::size_t panels = to.first / ingot::kPanel * ((depth + 1) / 2) * ingot::kPanel;
   nb::gil_scoped_release release;
-  INGOT_KERNEL(pairs_multiply_add)
-  (a.data() + first, a.shape(1), {b.words + panels, depth, to.second - to.first}, row, last - first, 1 / factor, unit,
-   out.data() + to.first, out.shape(1), a.shape(0));
+  ingot::in_ranges(to.second - to.first, kColumns, threads, [&, first = first, last = last](std::size_t start, std::size_t stop) {
+    const std::size_t panels = (to.first + start) / ingot::kPanel * ((depth + 1) / 2) * ingot::kPanel;
+    INGOT_KERNEL(pairs_multiply_add)
+    (a.data() + first, a.shape(1), {b.words + panels, depth, stop - start}, row, last - first, 1 / factor, unit,
+     out.data() + to.first + start, out.shape(1), a.shape(0));
+  });
 }
 
 void descend(const PyGrid& grid, const Matrix& inputs, const Words& pairs, const std::optional<Matrix>& outputs,
              const Matrix& gradient, const OutMatrix& product, const OutMatrix& change, float unit, bool refit, const OutCodes& codes,
              const Groups& groups, const OutMatrix& scales, const std::optional<OutMatrix>& zeros,
-             const std::optional<OutMatrix>& units, const std::optional<OutMatrix>& zero_units) {
+             const std::optional<OutMatrix>& units, const std::optional<OutMatrix>& zero_units, std::size_t threads) {
   const std::size_t rows = codes.shape(0), cols = codes.shape(1);
   require(inputs.shape(0) == cols && inputs.shape(1) == cols &&
               (!outputs || (outputs->shape(0) == rows && outputs->shape(1) == rows)),
@@ -197,7 +210,7 @@ void descend(const PyGrid& grid, const Matrix& inputs, const Words& pairs, const
   INGOT_KERNEL(rounding_descend)
   (grid.grid, to,
    {inputs.data(), paired_inputs, outputs ? outputs->data() : nullptr, gradient.data(), product.data(), change.data(),
-    unit, refit});
+    unit, refit, threads});
 }
 
 }  // namespace
@@ -209,10 +222,12 @@ void bind_rounding(nb::module_& m) {
       .def(nb::init<const In<float>&, bool, std::string_view, bool, std::string_view, std::tuple<float, float, float>>(),
            array("levels"), nb::arg("uniform"), nb::arg("zeros"), nb::arg("turned"), nb::arg("scales"),
            nb::arg("steps") = std::make_tuple(0.0f, 0.0f, 0.0f));
-  define(m, "matrix_multiply", &multiply, array("a"), array("b"), array("out"), "out = a @ b in f32, sums in one order.");
+  define(m, "matrix_multiply", &multiply, array("a"), array("b"), array("out"), nb::arg("threads") = 1,
+         "out = a @ b in f32, sums in one order.");
   define(m, "matrix_multiply_add", &multiply_add, array("a"), array("b"), array("out"), nb::arg("first"), nb::arg("last"),
-         nb::arg("to"), nb::arg("count"), "out[:, to:to+count] += a[:, first:last] @ b[first:last, to:to+count].");
-  define(m, "matrix_factor", &factor, array("a"), array("own"),
+         nb::arg("to"), nb::arg("count"), nb::arg("threads") = 1,
+         "out[:, to:to+count] += a[:, first:last] @ b[first:last, to:to+count].");
+  define(m, "matrix_factor", &factor, array("a"), array("own"), nb::arg("threads") = 1,
          "a = (U + I) D (U + I)': strictly upper U in place, D in own, sums in f64; false where there are none.");
   define(m, "rounding_scales", &scales, nb::arg("grid"), array("values"), nb::arg("first"), nb::arg("last"), array("weights"),
          array("scales"), maybe("zeros"), nb::arg("group"),
@@ -226,10 +241,10 @@ void bind_rounding(nb::module_& m) {
   define(m, "pairs_pack", &pack_pairs, array("rows"), nb::arg("first"), nb::arg("depth"), nb::arg("unit"), array("words"),
          "Store rows of a matrix, over a power of two, in bf16 for `pairs_multiply_add`.");
   define(m, "pairs_multiply_add", &multiply_pairs, array("a"), nb::arg("columns"), array("words"), nb::arg("depth"),
-         nb::arg("row"), nb::arg("to"), nb::arg("factor"), nb::arg("unit"), array("out"),
+         nb::arg("row"), nb::arg("to"), nb::arg("factor"), nb::arg("unit"), array("out"), nb::arg("threads") = 1,
          "Columns `to` of out += (columns of a / factor in bf16) @ (packed rows from `row`) * unit, sums in one order.");
   define(m, "rounding_descend", &descend, nb::arg("grid"), array("inputs"), array("pairs"), maybe("outputs"),
          array("gradient"), array("product"), array("change"), nb::arg("unit"), nb::arg("refit"), array("codes"), array("groups"), array("scales"), maybe("zeros"),
-         maybe("units") = nb::none(), maybe("zero_units") = nb::none(),
+         maybe("units") = nb::none(), maybe("zero_units") = nb::none(), nb::arg("threads") = 1,
          "Move each code of a block of rows to the least of the error under two factors, and its groups' scales and zeros.");
 }

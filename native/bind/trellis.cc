@@ -85,20 +85,6 @@ void feedback(int bits, std::size_t group, const In<float>& values, const In<flo
   INGOT_KERNEL(trellis_feedback)(to, linked, first, last, target.data(), targets.data(), factor.data(), errors.data());
 }
 
-void descend(int bits, std::size_t group, const In<float>& values, const In<float>& weights, const OutMatrix& scales,
-             const OutWindows& windows, const Matrix& inputs, const Matrix& outputs, const OutMatrix& gradient,
-             const OutMatrix& change, std::size_t turn, bool refit, std::string_view dtype) {
-  const ingot::TrellisColumns to = columns(bits, group, values, weights, scales, windows);
-  require(inputs.shape(0) == to.cols && inputs.shape(1) == to.cols && outputs.shape(0) == to.rows && outputs.shape(1) == to.rows,
-          "expected factors of the band's columns and rows");
-  require(have_shapes(gradient, windows) && have_shapes(change, windows), "expected matrices of one shape");
-  for (std::size_t i = 0; i < to.cols * to.rows; ++i) require(to.windows[i] < ingot::kTrellisStates, "expected windows of 12 bits");
-  const ingot::TrellisDescent down{inputs.data(), outputs.data(),    gradient.data(), change.data(),
-                                   turn,          float_type(dtype), refit};
-  nb::gil_scoped_release release;
-  INGOT_KERNEL(trellis_descend)(to, down);
-}
-
 }  // namespace
 
 void bind_trellis(nb::module_& m) {
@@ -114,8 +100,4 @@ void bind_trellis(nb::module_& m) {
          array("factor"), array("errors"), nb::arg("below").noconvert() = nb::none(),
          nb::arg("diagonal").noconvert() = nb::none(), nb::arg("shift").noconvert() = nb::none(),
          "Search columns one after the other, each error added to the targets of the next.");
-  define(m, "trellis_descend", &descend, nb::arg("bits"), nb::arg("group"), array("values"), array("weights"), array("scales"),
-         array("windows"), array("inputs"), array("outputs"), array("gradient"), array("change"), nb::arg("turn"),
-         nb::arg("refit"), nb::arg("dtype"),
-         "Move the columns of a band to the least of the error under two factors, and the scales of its groups.");
 }

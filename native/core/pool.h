@@ -1,6 +1,9 @@
 // Persistent threads for work that is too short for starting threads: products of a few microseconds.
 #pragma once
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <new>
 
 namespace ingot {
 
@@ -36,6 +39,28 @@ class Cuts {
 // all have finished. If the threads are busy with another caller's work, or cannot be started, the caller runs all
 // tasks itself: results must not depend on which thread runs a task. Tasks must not throw.
 void run_tasks(std::size_t tasks, std::size_t threads, void (*task)(void*, std::size_t), void* context);
+
+// Calls task(first, last) for ranges of `step` that cover `count`, on up to `threads` threads. Throws std::bad_alloc if
+// a task did.
+template <class Task>
+void in_ranges(std::size_t count, std::size_t step, std::size_t threads, const Task& task) {
+  struct Context {
+    const Task& task;
+    std::size_t count, step;
+    std::atomic<bool> failed{false};
+  } context{task, count, step};
+  run_tasks((count + step - 1) / step, threads,
+            [](void* pointer, std::size_t index) {
+              Context& all = *static_cast<Context*>(pointer);
+              try {
+                all.task(index * all.step, std::min((index + 1) * all.step, all.count));
+              } catch (const std::bad_alloc&) {
+                all.failed.store(true, std::memory_order_relaxed);
+              }
+            },
+            &context);
+  if (context.failed.load(std::memory_order_relaxed)) throw std::bad_alloc();
+}
 
 // The entry point of the process's own OpenMP (GNU's `GOMP_parallel`, which LLVM's and Intel's have too): it calls a
 // function on `threads` threads, the calling thread and others that it keeps.

@@ -64,6 +64,7 @@ struct Descent {
   float* change;          // scratch: rows x cols
   float unit;             // a power of two about the largest weight
   bool refit;             // whether scales and zeros change too
+  std::size_t threads;    // of products
 };
 
 }  // namespace ingot

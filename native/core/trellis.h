@@ -36,15 +36,4 @@ struct TrellisLinks {
   const float* shift;  // corrections of targets for the errors of other bands: cols x rows; null if there are none
 };
 
-// A band in the coordinate descent of tr(G D A D'), with D = rounded - original.
-struct TrellisDescent {
-  const float* inputs;   // A: cols x cols
-  const float* outputs;  // the band's part of G: rows x rows
-  float* gradient;       // (G D A)' of the band before the descent: cols x rows; overwritten
-  float* change;         // the change of D': cols x rows
-  std::size_t turn;      // the row at which searches begin
-  Dtype scale_type;
-  bool refit;  // whether scales change too
-};
-
 }  // namespace ingot

@@ -107,8 +107,6 @@
   void mask_clear(const std::uint8_t* mask, std::size_t n, void* out, int width);                                     \
   void mask_select(const std::uint8_t* mask, std::size_t n, const void* values, void* out, std::size_t count,         \
                    int width);                                                                                        \
-  void matrix_multiply(const float* a, const float* b, float* out, std::size_t rows, std::size_t depth,               \
-                       std::size_t cols);                                                                             \
   void matrix_multiply_add(const float* a, std::size_t a_stride, const float* b, std::size_t b_stride, float* out,    \
                            std::size_t out_stride, std::size_t rows, std::size_t depth, std::size_t cols);            \
   void pairs_pack(const float* rows, std::size_t stride, std::size_t first, std::size_t count, float factor,          \
@@ -116,7 +114,7 @@
   void pairs_multiply_add(const float* a, std::size_t a_stride, const PairedMatrix& b, std::size_t first,             \
                           std::size_t depth, float factor, float unit, float* out, std::size_t out_stride,            \
                           std::size_t rows);                                                                          \
-  bool matrix_factor(float* a, double* diagonal, std::size_t n);                                                      \
+  bool matrix_factor(float* a, double* diagonal, std::size_t n, std::size_t threads);                                 \
   std::size_t rounding_scales(const Grid& grid, const float* values, std::size_t stride, std::size_t rows,            \
                               std::size_t cols, const float* weights, float* scales, float* zeros,                    \
                               std::size_t scale_stride);                                                              \
@@ -128,7 +126,6 @@
   void trellis_search(const TrellisColumns& to, const float* target, bool open);                                      \
   void trellis_feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t first, std::size_t last,     \
                         const float* original, float* targets, const float* factor, float* errors);                   \
-  void trellis_descend(const TrellisColumns& to, const TrellisDescent& down);                                         \
   void words_turn(const WordMatrix& in, const WordWindow& out);                                                       \
   void words_from_awq(const WordMatrix& in, const WordWindow& out);                                                   \
   void words_to_awq(const WordMatrix& in, const WordWindow& out);                                                     \

@@ -2,6 +2,7 @@
 // error under two factors. Sums have a fixed order for any width of vectors.
 #include <vector>
 
+#include "core/pool.h"
 #include "kernels/kernels.h"
 #include "kernels/rounding_refit.h"
 
@@ -55,6 +56,7 @@ namespace {
 constexpr std::size_t kFewest = 128;  // columns after which the columns outside are updated
 constexpr std::size_t kTogether = 32;  // columns whose codes are compared at once
 constexpr std::size_t kChunk = 64;     // columns of D A that are updated at once
+constexpr std::size_t kColumns = 8 * kPanel;  // of a product that a thread computes at once
 
 // The descent of a block of rows through the columns of a span of groups.
 class Span {
@@ -216,9 +218,14 @@ void rounding_descend(const Grid& grid, const Rounded& to, const Descent& down) 
   for (std::size_t first = 0; first < n;) {
     const std::size_t last = end_of_span(to, first);
     Span span(grid, to, down, first, last);
-    if (const float* moved = span.run(change))
-      pairs_multiply_add(moved, last - first, down.pairs, first, last - first, 1 / down.unit, down.unit, change, n,
-                         rows);
+    if (const float* moved = span.run(change)) {
+      const std::size_t height = (n + 1) / 2;
+      in_ranges(n, kColumns, down.threads, [&](std::size_t start, std::size_t stop) {
+        const PairedMatrix part{down.pairs.words + start / kPanel * height * kPanel, n, stop - start};
+        pairs_multiply_add(moved, last - first, part, first, last - first, 1 / down.unit, down.unit, change + start, n,
+                           rows);
+      });
+    }
     first = last;
   }
   for (std::size_t i = 0; i < rows * n; ++i) down.product[i] += change[i];

@@ -1,5 +1,5 @@
-// Chooses streams: of least weighted error, with feedback between columns (GPTQ, arXiv 2210.17323), and by descent on
-// the error under two factors. Sums have a fixed order for any width of vectors.
+// Chooses streams: of least weighted error, and with feedback between columns (GPTQ, arXiv 2210.17323). Sums have a fixed
+// order for any width of vectors.
 #include "kernels/gcc_headers.h"
 #include "core/trellis.h"
 
@@ -15,27 +15,7 @@
 namespace ingot::INGOT_ISA {
 namespace {
 
-constexpr std::size_t kSixteen = 16;
 constexpr float kFar = 0x1p20f;  // limit of a target over its scale: beyond the largest value nothing is gained
-constexpr std::size_t kPart = 24;  // rows of a descent that are searched together
-constexpr float kSofter = 4.0f;  // weight of errors in a second attempt: fewer windows change
-
-inline float as_stored(float value, Dtype type) {
-  if (type == Dtype::f16) return f16_to_f32(f32_to_f16(value));
-  if (type == Dtype::bf16) return bf16_to_f32(f32_to_bf16(value));
-  return value;
-}
-
-inline float dot(const float* __restrict a, const float* __restrict b, std::size_t n) {
-  float lanes[kSixteen] = {};
-  std::size_t i = 0;
-  for (; i + kSixteen <= n; i += kSixteen)
-    for (std::size_t lane = 0; lane < kSixteen; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
-  for (; i < n; ++i) lanes[i % kSixteen] += a[i] * b[i];
-  float sum = 0;
-  for (const float lane : lanes) sum += lane;
-  return sum;
-}
 
 // A column as input of searches: targets divided by scales, and the weights of their squares.
 class Column {
@@ -96,7 +76,7 @@ class LinkedColumn {
     const float* scales = columns_.scales + col / columns_.group * rows;
     float amax = 0;
     for (std::size_t i = 0; i < rows; ++i) amax = std::max(amax, std::fabs(scales[i]));
-    if (!(amax > 0)) return;
+    if (!(amax > 0)) return static_cast<void>(std::fill_n(windows, rows, std::uint16_t{0}));
     for (std::size_t i = 0; i < rows; ++i) {
       scales_[i] = scales[i] / amax;
       targets_[i] = std::min(std::max(target[i] / amax, -kFar), kFar);
@@ -128,8 +108,11 @@ void feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t f
     for (std::size_t i = 0; links.shift != nullptr && i < rows; ++i) aims[i] += links.shift[col * rows + i];
     column.set(aims.data(), col);
     std::uint16_t* windows = to.windows + col * rows;
-    find.search_all(column.targets(), column.weights(), rows, windows);
-    if (linked.there()) linked.again(targets + col * rows, col, windows);
+    if (linked.there()) find.last_window(column.targets(), column.weights(), rows, windows);
+    if (!linked.there())
+      find.search_all(column.targets(), column.weights(), rows, windows);
+    else
+      linked.again(targets + col * rows, col, windows);
     const float* scales = to.scales + col / to.group * rows;
     float* __restrict error = errors + col * rows;
     for (std::size_t i = 0; i < rows; ++i) error[i] = original[col * rows + i] - scales[i] * to.values[windows[i]];
@@ -140,198 +123,6 @@ void feedback(const TrellisColumns& to, const TrellisLinks& links, std::size_t f
     }
   }
 }
-
-template <int kBits>
-class Descend {
- public:
-  Descend(const TrellisColumns& to, const TrellisDescent& down)
-      : to_(to), down_(down), find_(to.values), column_(to), requested_(to.rows), moved_(to.rows), pulled_(to.rows),
-        before_(to.rows), part_(to.group), along_(to.group) {}
-
-  void run() {
-    for (std::size_t first = 0; first < to_.cols; first += to_.group) {
-      const std::size_t last = std::min(first + to_.group, to_.cols);
-      for (std::size_t col = first; col < last; ++col) move(first, last, col);
-      if (down_.refit)
-        for (std::size_t row = 0; row < to_.rows; ++row) refit(first, last, row);
-      carry(first, last);
-    }
-  }
-
- private:
-  static constexpr std::size_t kSymbols = Search<kBits>::kSymbols, kSpan = Search<kBits>::kSpan;
-
-  const float* scales(std::size_t col) const { return to_.scales + col / to_.group * to_.rows; }
-  float input(std::size_t a, std::size_t b) const { return down_.inputs[a * to_.cols + b]; }
-  const float* output(std::size_t row) const { return down_.outputs + row * to_.rows; }
-
-  // pulled_ = G moved_
-  void pull() {
-    std::fill(pulled_.begin(), pulled_.end(), 0.0f);
-    float* __restrict sum = pulled_.data();
-    for (std::size_t row = 0; row < to_.rows; ++row) {
-      const float by = moved_[row];
-      if (by == 0) continue;
-      const float* __restrict link = output(row);
-      for (std::size_t i = 0; i < to_.rows; ++i) sum[i] += by * link[i];
-    }
-  }
-
-  // Changes one column's windows, all others fixed.
-  void move(std::size_t first, std::size_t last, std::size_t col) {
-    const std::size_t rows = to_.rows;
-    const float diagonal = input(col, col);
-    if (!(diagonal > 0)) return;
-    std::uint16_t* windows = to_.windows + col * rows;
-    std::copy_n(windows, rows, before_.data());
-    if (rows <= kPart + kSpan) {
-      search(col, diagonal, 0, rows);
-    } else {  // parts of the rows, which depend less on each other
-      for (std::size_t done = 0; done < rows; done += kPart)
-        search(col, diagonal, (down_.turn + done) % rows, kPart + kSpan - 1);
-    }
-    float* slope = down_.gradient + col * rows;
-    if (rows >= kSpan)
-      for (std::size_t row = 0; row < rows; ++row) one_symbol(windows, slope, scales(col), diagonal, row);
-    bool any = false;
-    for (std::size_t i = 0; i < rows; ++i) {
-      moved_[i] = windows[i] == before_[i] ? 0.0f : scales(col)[i] * (to_.values[windows[i]] - to_.values[before_[i]]);
-      any = any || moved_[i] != 0;
-    }
-    if (!any) return;
-    pull();
-    apply(first, last, col, col);
-    float* __restrict change = down_.change + col * rows;
-    for (std::size_t i = 0; i < rows; ++i) change[i] += moved_[i];
-  }
-
-  // Updates the gradients of a group's columns after column `col` changed by moved_; the gradient of `done` is already
-  // updated.
-  void apply(std::size_t first, std::size_t last, std::size_t col, std::size_t done) {
-    for (std::size_t other = first; other < last; ++other) {
-      if (other == done) continue;
-      const float link = input(col, other);
-      float* __restrict slope = down_.gradient + other * to_.rows;
-      const float* __restrict sum = pulled_.data();
-      for (std::size_t i = 0; i < to_.rows; ++i) slope[i] += link * sum[i];
-    }
-  }
-
-  void search(std::size_t col, float diagonal, std::size_t first, std::size_t count) {
-    if (!searched(col, diagonal, 1.0f, first, count)) searched(col, diagonal, kSofter, first, count);
-  }
-
-  // Searches as if rows were independent; the result is used if the real error decreases.
-  bool searched(std::size_t col, float diagonal, float weight, std::size_t first, std::size_t count) {
-    const std::size_t rows = to_.rows;
-    float* __restrict slope = down_.gradient + col * rows;
-    std::uint16_t* windows = to_.windows + col * rows;
-    const float* scale = scales(col);
-    for (std::size_t i = 0; i < rows; ++i) {
-      const float curve = weight * diagonal * output(i)[i];
-      requested_[i] = scale[i] * to_.values[windows[i]] - (curve > 0 ? slope[i] / curve : 0.0f);
-    }
-    column_.set(requested_.data(), col);
-    std::vector<std::uint16_t>& counts = found_;
-    counts.assign(windows, windows + rows);
-    if (count == rows)
-      find_.again(column_.targets(), column_.weights(), rows, down_.turn % rows, counts.data());
-    else
-      find_.within(column_.targets(), column_.weights(), rows, first, count, counts.data());
-    for (std::size_t i = 0; i < rows; ++i)
-      moved_[i] = counts[i] == windows[i] ? 0.0f : scale[i] * (to_.values[counts[i]] - to_.values[windows[i]]);
-    pull();
-    if (!(2 * dot(moved_.data(), slope, rows) + diagonal * dot(moved_.data(), pulled_.data(), rows) < 0)) return false;
-    std::copy_n(counts.data(), rows, windows);
-    for (std::size_t i = 0; i < rows; ++i) slope[i] += diagonal * pulled_[i];
-    return true;
-  }
-
-  // Changes the symbol of one row, whose bits are in the windows of the rows before it too.
-  void one_symbol(std::uint16_t* windows, float* slope, const float* scale, float diagonal, std::size_t row) {
-    const std::size_t rows = to_.rows;
-    std::size_t index[kSpan];
-    float best[kSpan] = {}, least = 0;
-    std::uint16_t taken[kSpan];
-    for (std::size_t k = 0; k < kSpan; ++k) index[k] = (row + rows - k) % rows;
-    const std::size_t present = windows[row] % kSymbols;
-    for (std::size_t symbol = 0; symbol < kSymbols; ++symbol) {
-      if (symbol == present) continue;
-      float by[kSpan], error = 0;
-      std::uint16_t changed[kSpan];
-      for (std::size_t k = 0; k < kSpan; ++k) {
-        const std::size_t position = k * kBits;
-        changed[k] =
-            static_cast<std::uint16_t>((windows[index[k]] & ~((kSymbols - 1) << position)) | symbol << position);
-        by[k] = scale[index[k]] * (to_.values[changed[k]] - to_.values[windows[index[k]]]);
-        error += 2 * by[k] * slope[index[k]];
-      }
-      for (std::size_t k = 0; k < kSpan; ++k) {
-        const float* link = output(index[k]);
-        float sum = 0;
-        for (std::size_t other = 0; other < kSpan; ++other) sum += by[other] * link[index[other]];
-        error += diagonal * by[k] * sum;
-      }
-      if (!(error < least)) continue;
-      least = error;
-      std::copy_n(by, kSpan, best);
-      std::copy_n(changed, kSpan, taken);
-    }
-    if (!(least < 0)) return;
-    for (std::size_t k = 0; k < kSpan; ++k) {
-      windows[index[k]] = taken[k];
-      const float by = diagonal * best[k];
-      const float* __restrict link = output(index[k]);
-      for (std::size_t i = 0; i < rows; ++i) slope[i] += by * link[i];
-    }
-  }
-
-  // Changes the scale of a row's group: D changes by (new scale - scale) * value.
-  void refit(std::size_t first, std::size_t last, std::size_t row) {
-    const std::size_t rows = to_.rows, size = last - first;
-    float& scale = to_.scales[first / to_.group * rows + row];
-    if (scale == 0) return;
-    float slope = 0, curve = 0;
-    for (std::size_t j = 0; j < size; ++j) {
-      part_[j] = to_.values[to_.windows[(first + j) * rows + row]];
-      slope += down_.gradient[(first + j) * rows + row] * part_[j];
-    }
-    for (std::size_t j = 0; j < size; ++j) {
-      along_[j] = dot(part_.data(), down_.inputs + (first + j) * to_.cols + first, size);
-      curve += part_[j] * along_[j];
-    }
-    curve *= output(row)[row];
-    if (!(curve > 0)) return;
-    const float better = as_stored(scale - slope / curve, down_.scale_type), by = better - scale;
-    if (better == 0 || !is_finite(better) || !(by * (2 * slope + by * curve) < 0)) return;
-    const float* __restrict link = output(row);
-    for (std::size_t j = 0; j < size; ++j) {
-      down_.change[(first + j) * rows + row] += by * part_[j];
-      const float sum = by * along_[j];
-      float* __restrict target = down_.gradient + (first + j) * rows;
-      for (std::size_t i = 0; i < rows; ++i) target[i] += sum * link[i];
-    }
-    scale = better;
-  }
-
-  // Adds the effect of a group's change to the columns after it.
-  void carry(std::size_t first, std::size_t last) {
-    const std::size_t rows = to_.rows, size = last - first, rest = to_.cols - last;
-    if (rest == 0) return;
-    product_.assign(size * rows, 0.0f);
-    multiply_add<float>(down_.change + first * rows, rows, down_.outputs, rows, product_.data(), rows, size, rows, rows, 1.0f);
-    multiply_add<float>(down_.inputs + last * to_.cols + first, to_.cols, product_.data(), rows,
-                        down_.gradient + last * rows, rows, rest, size, rows, 1.0f);
-  }
-
-  const TrellisColumns& to_;
-  const TrellisDescent& down_;
-  Search<kBits> find_;
-  Column column_;
-  std::vector<float> requested_, moved_, pulled_;
-  std::vector<std::uint16_t> before_, found_;
-  std::vector<float> part_, along_, product_;
-};
 
 }  // namespace
 
@@ -348,12 +139,6 @@ void trellis_feedback(const TrellisColumns& to, const TrellisLinks& links, std::
   if (to.bits == 2) return feedback<2>(to, links, first, last, original, targets, factor, errors);
   if (to.bits == 3) return feedback<3>(to, links, first, last, original, targets, factor, errors);
   feedback<4>(to, links, first, last, original, targets, factor, errors);
-}
-
-void trellis_descend(const TrellisColumns& to, const TrellisDescent& down) {
-  if (to.bits == 2) return Descend<2>(to, down).run();
-  if (to.bits == 3) return Descend<3>(to, down).run();
-  Descend<4>(to, down).run();
 }
 
 }  // namespace ingot::INGOT_ISA

@@ -71,6 +71,16 @@ class Search {
     for (std::size_t turn = 1; brief && turn < kSpan; ++turn) again(targets, weights, rows, turn * rows / kSpan, windows);
   }
 
+  // Finds the last row's window, by a search of the rows around it and around the first one.
+  void last_window(const float* targets, const float* weights, std::size_t rows, std::uint16_t* windows) {
+    const std::size_t near = kBrief * kSpan;
+    if (rows <= 2 * near) return search_all(targets, weights, rows, windows);
+    turned(targets, weights, rows, rows - near, 2 * near);
+    run(kAny);
+    trace(kAny);
+    windows[rows - 1] = path_[near - 1];
+  }
+
   // Finds the windows with fixed bits between row `turn` - 1 and row `turn`: their cost never increases.
   void again(const float* targets, const float* weights, std::size_t rows, std::size_t turn, std::uint16_t* windows) {
     if (rows * kBits <= kTried) return all(targets, weights, rows, windows);
@@ -79,16 +89,6 @@ class Search {
     run(between);
     trace(between);
     for (std::size_t i = 0; i < rows; ++i) windows[(turn + i) % rows] = path_[i];
-  }
-
-  // Searches the windows of `rows` rows from `first` on, cyclically; the bits that they share with their neighbours are
-  // fixed.
-  void within(const float* targets, const float* weights, std::size_t rows, std::size_t first, std::size_t count,
-              std::uint16_t* windows) {
-    turned(targets, weights, rows, first, count);
-    run(windows[(first + count - 1) % rows] >> kBits);
-    trace(static_cast<int>(windows[first] % kPlane));
-    for (std::size_t i = 0; i < count; ++i) windows[(first + i) % rows] = path_[i];
   }
 
   // A path with free ends: approximately the errors of a complete search.

@@ -310,9 +310,11 @@ class RoundingGrid:
         steps: tuple[float, float, float] = ...,
     ) -> None: ...
 
-def matrix_multiply(a: Array, b: Array, out: Array) -> None: ...
-def matrix_multiply_add(a: Array, b: Array, out: Array, first: int, last: int, to: int, count: int) -> None: ...
-def matrix_factor(a: Array, own: Array) -> bool: ...
+def matrix_multiply(a: Array, b: Array, out: Array, threads: int = ...) -> None: ...
+def matrix_multiply_add(
+    a: Array, b: Array, out: Array, first: int, last: int, to: int, count: int, threads: int = ...
+) -> None: ...
+def matrix_factor(a: Array, own: Array, threads: int = ...) -> bool: ...
 def rounding_scales(
     grid: RoundingGrid, values: Array, first: int, last: int, weights: Array, scales: Array, zeros: Maybe, group: int
 ) -> int: ...
@@ -346,6 +348,7 @@ def pairs_multiply_add(
     factor: float,
     unit: float,
     out: Array,
+    threads: int = ...,
 ) -> None: ...
 def rounding_descend(
     grid: RoundingGrid,
@@ -363,6 +366,7 @@ def rounding_descend(
     zeros: Maybe,
     units: Maybe = ...,
     zero_units: Maybe = ...,
+    threads: int = ...,
 ) -> None: ...
 def trellis_decode(
     words: Array, bits: int, rows: int, group: int, values: Array, scales: Array, first: int, out: Array, dtype: str
@@ -386,21 +390,6 @@ def trellis_feedback(
     below: Maybe = ...,
     diagonal: Maybe = ...,
     shift: Maybe = ...,
-) -> None: ...
-def trellis_descend(
-    bits: int,
-    group: int,
-    values: Array,
-    weights: Array,
-    scales: Array,
-    windows: Array,
-    inputs: Array,
-    outputs: Array,
-    gradient: Array,
-    change: Array,
-    turn: int,
-    refit: bool,
-    dtype: str,
 ) -> None: ...
 def palette_count(
     values: Array, dtype: str, cols: int, importance: Maybe, exponent: int, weights: Array, sums: Maybe

@@ -165,6 +165,7 @@ def round_weights(
         input_scales=recipe.activations in STATIC_ACTIVATIONS,
         replace_statistics=statistics.replace if calibration is None and not coded else None,
         device=device,
+        threads=options.threads,
     )
     folded, rounding = fold_model(checkpoint, recipe, rounding)
     return View(round_to(folded, rounding), notes), rounding

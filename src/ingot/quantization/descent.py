@@ -13,6 +13,7 @@ from ingot.quantization.blocks import blocks_of
 from ingot.quantization.factors import Factors
 from ingot.quantization.grid import Rounded
 from ingot.quantization.products import Pairs, unit_of
+from ingot.quantization.threads import pool_threads
 
 
 class Descent:
@@ -62,6 +63,7 @@ class Descent:
                 block.zeros,
                 block.units,
                 block.zero_units,
+                pool_threads(),
             )
             if self._pairs is not None:
                 self._pairs.put(product, rows.start)

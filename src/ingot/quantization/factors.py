@@ -13,6 +13,7 @@ from ingot.core.runtime import native
 from ingot.errors import ResourceError
 from ingot.model.statistics import MatrixStatistics
 from ingot.model.tensor import Array
+from ingot.quantization.threads import pool_threads
 
 DAMPING = 0.01
 _TRIES = 8
@@ -118,7 +119,7 @@ def feedback_factor(compute: Callable[[], Array]) -> Feedback:
         mean = float(upper.diagonal().mean())
         upper[np.diag_indices_from(upper)] += np.float32(extra)
         diagonal = np.empty(len(upper), np.float64)
-        if native.kernels.matrix_factor(upper, diagonal):
+        if native.kernels.matrix_factor(upper, diagonal, pool_threads()):
             return Feedback(upper, diagonal.astype(np.float32), extra / mean if extra else 0.0)
         extra = max(extra * 10, mean * DAMPING)
     raise ResourceError(

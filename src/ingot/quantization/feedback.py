@@ -15,11 +15,12 @@ import numpy as np
 from ingot.core.runtime import native
 from ingot.core.runtime.parallel import check_cancelled
 from ingot.model.tensor import Array
-from ingot.quantization.blocks import blocks_of, rows_of, spans_between
+from ingot.quantization.blocks import BLOCK, blocks_of, spans_between
 from ingot.quantization.factors import Feedback, links_of
 from ingot.quantization.grid import Rounded
 from ingot.quantization.products import PANEL, Pairs, unit_of
 from ingot.quantization.scales import choose
+from ingot.quantization.threads import each_block, in_steps, share
 
 _STEP = 128  # columns after which errors are added to the targets of all following columns, at least
 
@@ -49,13 +50,12 @@ def feed_back(
         Whether all scales are chosen; if not, the scales of a span are chosen when its first column is reached.
     """
     work = _Work(bands, weights, feedback, outputs, exact, chosen)
-    for first in range(0, weights.shape[1], work.step):
-        work.round(first, min(first + work.step, weights.shape[1]))
+    work.run()
     return work.targets
 
 
 class _RowLinks:
-    """The effect of errors on earlier rows: the factor L, and the changes of targets in the present step of columns."""
+    """The effect of errors on earlier rows: the factor L, and the changes of targets in the present steps."""
 
     def __init__(self, outputs: Array, blocks: Sequence[slice], unit: float, *, exact: bool) -> None:
         below = links_of(outputs).below
@@ -64,32 +64,30 @@ class _RowLinks:
         exact = exact or any(block.start % 2 for block in blocks)
         self._matrix = below if exact else Pairs.pack(below)
         self._unit = unit
-        self._shifts = np.zeros((0, 0), np.float32)
-        self._first = 0
+        self._shifts: dict[int, Array] = {}
 
-    def begin(self, first: int, last: int) -> None:
-        """Begin a step of columns; no target of it is changed yet."""
-        self._first = first
-        self._shifts = np.zeros((last - first, self._blocks[-1].stop), np.float32)
-
-    def of_block(self, index: int) -> tuple[Array, Array, Array, int]:
+    def of_block(self, index: int, first: int, last: int) -> tuple[Array, Array, Array, int]:
         """Return L within a block of rows, the changes of its targets, an array for its errors, and the first
         column.
         """
-        shifts = np.ascontiguousarray(self._shifts[:, self._blocks[index]].T)
-        return self._below[index], shifts, np.zeros_like(shifts), self._first
+        if index == len(self._blocks) - 1:
+            self._shifts[first] = np.zeros((last - first, self._blocks[-1].stop), np.float32)
+        shifts = np.ascontiguousarray(self._shifts[first][:, self._blocks[index]].T)
+        return self._below[index], shifts, np.zeros_like(shifts), first
 
-    def spread(self, index: int, changes: Array) -> None:
+    def spread(self, index: int, first: int, changes: Array) -> None:
         """Add the effect of a block's errors, ``changes`` f32 [rows, columns], to the targets of all earlier rows."""
         rows = self._blocks[index]
         if not rows.start:
+            del self._shifts[first]
             return
+        step_shifts = self._shifts[first]
         transposed = np.ascontiguousarray(changes.T)
         if isinstance(self._matrix, Pairs):
-            self._matrix.add(transposed, (rows.start, rows.stop), (0, rows.start), self._shifts, self._unit)
+            self._matrix.add(transposed, (rows.start, rows.stop), (0, rows.start), step_shifts, self._unit)
         else:
             count = rows.stop - rows.start
-            native.kernels.matrix_multiply_add(transposed, self._matrix[rows], self._shifts, 0, count, 0, rows.start)
+            native.kernels.matrix_multiply_add(transposed, self._matrix[rows], step_shifts, 0, count, 0, rows.start)
 
 
 class _Work:
@@ -108,7 +106,8 @@ class _Work:
         self._weights = weights
         self._feedback = feedback
         self._unit = unit_of(weights)
-        self._blocks = blocks_of(bands, len(weights)) if outputs is None else blocks_of(bands)
+        # Without G, rows are independent: as few blocks as threads.
+        self._blocks = blocks_of(bands, BLOCK if outputs is not None else max(BLOCK, -(-len(weights) // share())))
         self._links = None
         if outputs is not None:
             self._links = _RowLinks(outputs, [rows for _, rows in self._blocks], self._unit, exact=exact)
@@ -121,33 +120,44 @@ class _Work:
         self.targets = weights.copy()
         self._errors = np.zeros_like(weights)
 
-    def round(self, first: int, last: int) -> None:
-        """Round the columns of a step and update the targets of all later columns."""
-        if self._before and first % self._span < self.step:
-            self._choose_before(first - first % self._span)
-        if self._links is not None:
-            self._links.begin(first, last)
-        for index in reversed(range(len(self._blocks))):
-            check_cancelled()
-            self._round_block(index, first, last)
+    def run(self) -> None:
+        """Round all columns, in steps that overlap on threads."""
         cols = self._weights.shape[1]
+        steps = [(first, min(first + self.step, cols)) for first in range(0, cols, self.step)]
+        blocks = range(len(self._blocks))
+        if self._links is not None:
+            in_steps(len(steps), len(blocks), lambda step, index: self._round(index, *steps[step]))
+        else:
+            each_block(blocks, lambda index: self._round_all(index, steps))
+
+    def _round_all(self, index: int, steps: Sequence[tuple[int, int]]) -> None:
+        for first, last in steps:
+            self._round(index, first, last)
+
+    def _round(self, index: int, first: int, last: int) -> None:
+        """Round the columns of a step in a block of rows, and update the targets of all later columns."""
+        check_cancelled()
+        block, rows = self._blocks[index]
+        cols = self._weights.shape[1]
+        if self._before and first % self._span < self.step:
+            start = first - first % self._span
+            stop = min(start + self._span, cols)
+            targets = np.ascontiguousarray(self.targets[rows, start:stop])
+            choose(block, targets, self._feedback.diagonal[start:stop], start)
+        self._round_block(index, first, last)
         if last == cols:
             return
+        errors = self._errors[rows]
+        targets = self.targets[rows]
         if self._pairs is not None:
-            self._pairs.add(self._errors, (first, last), (last, cols), self.targets, self._unit, first=first)
+            self._pairs.add(errors, (first, last), (last, cols), targets, self._unit, first=first)
         else:
             upper = self._feedback.upper
-            native.kernels.matrix_multiply_add(self._errors, upper, self.targets, first, last, last, cols - last)
-
-    def _choose_before(self, first: int) -> None:
-        last = min(first + self._span, self._weights.shape[1])
-        for band, rows in zip(self._bands, rows_of(self._bands), strict=True):
-            targets = np.ascontiguousarray(self.targets[rows, first:last])
-            choose(band, targets, self._feedback.diagonal[first:last], first)
+            native.kernels.matrix_multiply_add(errors, upper, targets, first, last, last, cols - last)
 
     def _round_block(self, index: int, first: int, last: int) -> None:
         block, rows = self._blocks[index]
-        linked: tuple[Any, ...] = () if self._links is None else self._links.of_block(index)
+        linked: tuple[Any, ...] = () if self._links is None else self._links.of_block(index, first, last)
         for start, stop in spans_between(self._span, first, last) if self._within else [(first, last)]:
             if self._within:
                 aims = self.targets[rows, start:stop]
@@ -167,4 +177,4 @@ class _Work:
                 *linked,
             )
         if self._links is not None:
-            self._links.spread(index, linked[2])
+            self._links.spread(index, first, linked[2])

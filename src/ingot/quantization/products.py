@@ -8,6 +8,7 @@ import numpy as np
 
 from ingot.core.runtime import native
 from ingot.model.tensor import Array
+from ingot.quantization.threads import pool_threads
 
 PANEL = 64
 """The number of columns of a panel of the kernels."""
@@ -16,7 +17,7 @@ PANEL = 64
 def multiply(a: Array, b: Array) -> Array:
     """Return ``a @ b`` in f32; the order of sums is the same on every machine."""
     out = np.empty((len(a), b.shape[1]), np.float32)
-    native.kernels.matrix_multiply(np.ascontiguousarray(a), np.ascontiguousarray(b), out)
+    native.kernels.matrix_multiply(np.ascontiguousarray(a), np.ascontiguousarray(b), out, pool_threads())
     return out
 
 
@@ -69,7 +70,7 @@ class Pairs:
         """
         span = (first, first + rows[1] - rows[0])
         native.kernels.pairs_multiply_add(
-            a, span, self.words, self.depth, rows[0], columns, unit, unit * self.unit, out
+            a, span, self.words, self.depth, rows[0], columns, unit, unit * self.unit, out, pool_threads()
         )
 
 

@@ -15,8 +15,9 @@ from typing import Protocol
 import numpy as np
 
 from ingot.core.runtime import native
+from ingot.core.runtime.parallel import check_cancelled
 from ingot.model.tensor import Array
-from ingot.quantization.blocks import rows_of, spans_between
+from ingot.quantization.blocks import BLOCK, blocks_of, rows_of, spans_between
 from ingot.quantization.coded import choose_steps
 from ingot.quantization.descent import Descent
 from ingot.quantization.factors import Factors, Feedback, feedback_factor
@@ -25,6 +26,7 @@ from ingot.quantization.grid import Grid, Rounded
 from ingot.quantization.products import Pairs, multiply, unit_of
 from ingot.quantization.scales import choose, second_of
 from ingot.quantization.table import learn_levels
+from ingot.quantization.threads import each_block, share
 
 IMPORTANCE, GPTQ, TWO_SIDED = QUANTIZERS = ("importance", "gptq", "two-sided")
 PASSES = 2
@@ -112,10 +114,7 @@ class _Work:
         """Choose the scales and codes of ``bands``, which together are the rows of ``weights``."""
         if self._how.quantizer == IMPORTANCE:
             self._choose_all(bands, weights)
-            for band, rows in zip(bands, rows_of(bands), strict=True):
-                native.kernels.rounding_nearest(
-                    band.kernel_grid, weights[rows], band.codes, band.groups, band.scales, band.zeros
-                )
+            each_block(_blocks(bands, len(weights)), lambda pair: _nearest(pair[0], weights[pair[1]]))
             return
         self._feed_back(bands, weights)
         if self._how.quantizer == TWO_SIDED:
@@ -125,10 +124,14 @@ class _Work:
                 descent.run(refit=bands[0].grid.coded is None and (not alone or turn > 0))
 
     def _choose_all(self, bands: Sequence[Rounded], weights: Array) -> None:
-        for band, rows in zip(bands, rows_of(bands), strict=True):
-            for first, last in spans_between(band.grid.span, 0, weights.shape[1]):
+        def choose_spans(pair: tuple[Rounded, slice]) -> None:
+            block, rows = pair
+            for first, last in spans_between(block.grid.span, 0, weights.shape[1]):
+                check_cancelled()
                 targets = np.ascontiguousarray(weights[rows, first:last])
-                choose(band, targets, self._factors.weights[first:last], first)
+                choose(block, targets, self._factors.weights[first:last], first)
+
+        each_block(_blocks(bands, len(weights)), choose_spans)
 
     def _feed_back(self, bands: Sequence[Rounded], weights: Array) -> None:
         """Round column by column; under both factors also row by row, from the last row to the first.
@@ -162,6 +165,15 @@ class _Work:
             band.more_damping = feedback.more
             if not two_sided and factors.outputs is None:
                 band.error_sums = _error_sums(feedback, weights[rows], targets[rows], permuted.values())
+
+
+def _blocks(bands: Sequence[Rounded], rows: int) -> list[tuple[Rounded, slice]]:
+    """Return blocks of independent rows: one for each thread."""
+    return blocks_of(bands, max(BLOCK, -(-rows // share())))
+
+
+def _nearest(block: Rounded, weights: Array) -> None:
+    native.kernels.rounding_nearest(block.kernel_grid, weights, block.codes, block.groups, block.scales, block.zeros)
 
 
 def _error_sums(feedback: Feedback, weights: Array, targets: Array, values: Array) -> tuple[float, float]:

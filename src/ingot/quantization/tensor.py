@@ -30,6 +30,7 @@ from ingot.quantization.grid import FOUR_BITS, Grid, Rounded
 from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED, error_sums, values_of
 from ingot.quantization.scales import apply_second
 from ingot.quantization.table import SAMPLE
+from ingot.quantization.threads import on_threads
 from ingot.quantization.trellis import RoundedMatrix, Streams
 from ingot.reporting.report import Count, Ratio
 
@@ -222,6 +223,7 @@ def round_tensor(
     statistics: StatisticsSource,
     settle: Callable[[Sequence[RoundedMatrix], Array, Factors], None] | None = None,
     device: Any = None,
+    threads: int | None = 1,
 ) -> tuple[Mapping[str, Array], list[Outcome]]:
     """Return the parts of a tensor, and the outcomes of its matrices; all matrices use the first matrix's table.
 
@@ -233,7 +235,21 @@ def round_tensor(
         Called after each matrix with its bands, which it may change, the original matrix and the factors.
     device : torch.device, optional
         The device that rounds if the spec allows it.
+    threads : int or None
+        The threads that this tensor shares with others that are rounded at the same time; None for one per processor.
+        Results do not depend on them.
     """
+    with on_threads(threads):
+        return _round_tensor(spec, weights, statistics, settle, device)
+
+
+def _round_tensor(
+    spec: QuantizerSpec,
+    weights: Iterable[tuple[str, Array]],
+    statistics: StatisticsSource,
+    settle: Callable[[Sequence[RoundedMatrix], Array, Factors], None] | None,
+    device: Any,
+) -> tuple[Mapping[str, Array], list[Outcome]]:
     rounded = list[RoundedMatrix]()
     outcomes = []
     for name, values in weights:

@@ -2,8 +2,7 @@
 
 Columns are searched one after the other, and the errors of each column move the targets of the following columns.
 Without G, the rows of a column are independent, and Viterbi's search is exact. Under both factors, each surviving path
-has its own targets. Descent then searches a few rows of a column at a time, as if G were diagonal. The result is
-accepted if the error under the full G is smaller. Finally, symbols are changed one by one.
+has its own targets.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ from ingot.errors import CodecError
 from ingot.model.layouts.trellis import SCALES, STREAMS, WORD, TrellisLayout
 from ingot.model.tensor import Array
 from ingot.quantization.entries import Entries
-from ingot.quantization.factors import Factors, Feedback, Links, feedback_factor, links_of
+from ingot.quantization.factors import Factors, Links, feedback_factor, links_of
 from ingot.quantization.grid import Rounded, TrellisGrid
 from ingot.quantization.products import multiply
-from ingot.quantization.rounding import GPTQ, TWO_SIDED
+from ingot.quantization.rounding import IMPORTANCE, TWO_SIDED
+from ingot.quantization.threads import each_block, in_steps
 
-PASSES = 3  # the next three lower the error by 1 % together
 _STEP = 128  # columns after which errors are added to the targets of all following columns
-_FACTORS = (0.8, 0.9, 1.0, 1.12, 1.26, 1.42)  # times the root of a group's mean square: candidate scales
-_SAMPLE = 24  # columns of a group on which the factors are tried, at least
+_SPREAD = 1.07  # a scale over the root of its group's mean square, unless the largest magnitude needs a larger scale
 
 
 @dataclass(slots=True)
@@ -88,38 +86,47 @@ def round_streams(weights: Array, grid: TrellisGrid, factors: Factors, quantizer
     grid : TrellisGrid
     factors : Factors
     quantizer : str
-        ``importance``: scales of least error weighted by A's diagonal, then the streams of least error. ``gptq``:
-        column by column, with error feedback. ``two-sided``: the same, then ``PASSES`` passes of descent under A and G.
+        ``importance``: the streams of least error. ``gptq``: column by column, with error feedback. ``two-sided``: with
+        feedback along rows, too, if there is G.
 
     Raises
     ------
     CodecError
         ``quantizer.scale-overflow``: the scales' type cannot hold a group's scale.
     """
-    rows, cols = weights.shape
-    bands = list(bands_of(rows, rows, band_for(rows)))
-    targets = [np.ascontiguousarray(weights[first:last].T) for first, last in bands]
-    weigh = [_row_weights(factors, first, last) for first, last in bands]
-    outputs = factors.outputs if quantizer == TWO_SIDED else None
+    height, cols = weights.shape
+    bands = list(bands_of(height, height, band_for(height)))
+    shapes = [(cols, last - first) for first, last in bands]
     streams = Streams(
         grid,
-        [np.zeros(band.shape, np.uint16) for band in targets],
-        [np.zeros((cols // grid.group, band.shape[1]), np.float32) for band in targets],
+        [np.zeros(shape, np.uint16) for shape in shapes],
+        [np.zeros((cols // grid.group, shape[1]), np.float32) for shape in shapes],
     )
-    feedback = feedback_factor(factors.new_inputs) if quantizer in (GPTQ, TWO_SIDED) else None
-    links = None if outputs is None else _BandLinks(links_of(outputs), targets, bands)
-    for index in reversed(range(len(bands))):
-        work = _Band(grid, targets[index], weigh[index], streams.windows[index], streams.scales[index])
-        if feedback is None:
-            work.nearest(factors.weights)
-            continue
-        streams.more_damping = feedback.more
-        shifted = work.feed_back(feedback, None if links is None else links.links(index))
-        if links is not None:
-            links.add_errors(index, streams.decode_band(index) - shifted)
-    del feedback, links  # as large as A and G, and no longer needed
-    if quantizer == TWO_SIDED:
-        _descend(streams, targets, weigh, bands, factors)
+    outputs = factors.outputs if quantizer == TWO_SIDED else None
+    feedback = None if quantizer == IMPORTANCE else feedback_factor(factors.new_inputs)
+    factor = None if feedback is None else (feedback.upper, np.ascontiguousarray(feedback.upper.T))
+    work = [
+        _Band(
+            grid, np.ascontiguousarray(weights[slice(*rows)].T), _row_weights(factors, *rows), windows, scales, factor
+        )
+        for rows, windows, scales in zip(bands, streams.windows, streams.scales, strict=True)
+    ]
+    if feedback is None:
+        each_block(work, _Band.nearest)
+        return streams
+    streams.more_damping = feedback.more
+    groups = range(cols // grid.group)
+    if outputs is None:
+        each_block(work, lambda band: band.feed_back(groups))
+        return streams
+    links = _BandLinks(links_of(outputs), shapes, bands)
+
+    def round_group(group: int, index: int) -> None:
+        band = work[index]
+        band.feed_back([group], links.links(index))
+        links.add_errors(index, *band.changes(group))
+
+    in_steps(len(groups), len(bands), round_group)
     return streams
 
 
@@ -132,10 +139,10 @@ def _row_weights(factors: Factors, first: int, last: int) -> Array:
 class _BandLinks:
     """The effect of errors on the targets of earlier rows under G, between bands and within a band."""
 
-    def __init__(self, links: Links, targets: Sequence[Array], bands: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, links: Links, shapes: Sequence[tuple[int, int]], bands: Sequence[tuple[int, int]]) -> None:
         self._all = links
         self._bands = bands
-        self._shifts = [np.zeros_like(band) for band in targets]
+        self._shifts = [np.zeros(shape, np.float32) for shape in shapes]
 
     def links(self, index: int) -> _Linked:
         """Return L within band ``index``, D of its rows, and the changes of its targets by later bands."""
@@ -143,148 +150,86 @@ class _BandLinks:
         below = np.ascontiguousarray(self._all.below[rows, rows])
         return below, np.ascontiguousarray(self._all.diagonal[rows]), self._shifts[index]
 
-    def add_errors(self, index: int, errors: Array) -> None:
-        """Add the effect of a band's ``errors``, f32 [cols, rows of the band], to the targets of earlier bands."""
+    def add_errors(self, index: int, columns: slice, errors: Array) -> None:
+        """Add the effect of a band's ``errors``, f32 [columns, rows of the band], to the targets of earlier bands."""
         first, last = self._bands[index]
         for earlier, (start, stop) in enumerate(self._bands[:index]):
             link = np.ascontiguousarray(self._all.below[first:last, start:stop])
-            self._shifts[earlier] -= multiply(errors, link)
+            self._shifts[earlier][columns] -= multiply(errors, link)
 
 
-@dataclass(slots=True)
 class _Band:
-    """A band of rows during rounding: its target, f32 [cols, rows], the weights of its rows, windows and scales."""
+    """A band of rows during rounding: its weights, f32 [cols, rows], the weights of its rows' errors, windows and
+    scales, and the triangular factor of A, as it is and transposed.
+    """
 
-    grid: TrellisGrid
-    target: Array
-    weigh: Array
-    windows: Array
-    scales: Array
+    def __init__(
+        self,
+        grid: TrellisGrid,
+        weights: Array,
+        weigh: Array,
+        windows: Array,
+        scales: Array,
+        factor: tuple[Array, Array] | None,
+    ) -> None:
+        self._grid = grid
+        self._weights = weights
+        self._weigh = weigh
+        self._windows = windows
+        self._scales = scales
+        self._factor = factor
+        self._targets = weights.copy()
+        self._errors = np.zeros_like(weights)
 
-    def nearest(self, columns: Array) -> None:
-        """Choose the scales of all groups under the weights of the columns, then the streams."""
-        for group in range(len(self.scales)):
-            self.choose(self.target, columns, group)
-        self.search(self.target, self.windows, self.scales)
+    def nearest(self) -> None:
+        """Choose every group's scales, and then the streams."""
+        for group in range(len(self._scales)):
+            self._choose(self._targets, group)
+        native.kernels.trellis_search(*self._to(), self._targets, False)
 
-    def feed_back(self, feedback: Feedback, links: _Linked | None) -> Array:
-        """Round group by group, and return the changed targets, f32 [cols, rows].
+    def feed_back(self, groups: Sequence[int], links: _Linked | None = None) -> None:
+        """Round ``groups``, one after the other.
 
         The weighted error of each column changes the targets of later columns. With ``links``, the scales and codes of
         a column are chosen under the full matrix G of the rows, otherwise under its diagonal.
         """
-        grid = self.grid
-        cols = len(self.target)
-        factor = feedback.upper
-        diagonal = feedback.diagonal
-        targets = self.target.copy()
-        errors = np.zeros_like(self.target)
-        transposed = np.ascontiguousarray(factor.T)
-        for first in range(0, cols, grid.group):
-            last = first + grid.group
-            self.choose(targets if links is None else targets + links[2], diagonal, first // grid.group)
-            for start in range(first, last, _STEP):
+        assert self._factor is not None
+        upper, turned = self._factor
+        cols, rows = self._weights.shape
+        for group in groups:
+            columns = self._columns(group)
+            self._choose(self._targets, group, None if links is None else links[2])
+            for first in range(columns.start, columns.stop, _STEP):
                 check_cancelled()
-                stop = min(start + _STEP, last)
+                last = min(first + _STEP, columns.stop)
                 native.kernels.trellis_feedback(
-                    *self._to(self.windows, self.scales),
-                    start,
-                    stop,
-                    self.target,
-                    targets,
-                    factor,
-                    errors,
-                    *(links or ()),
+                    *self._to(), first, last, self._weights, self._targets, upper, self._errors, *(links or ())
                 )
-                if stop < cols:
-                    rows = targets.shape[1]
-                    native.kernels.matrix_multiply_add(transposed[stop:], errors, targets[stop:], start, stop, 0, rows)
-        return targets
+                if last < cols:
+                    native.kernels.matrix_multiply_add(
+                        turned[last:], self._errors, self._targets[last:], first, last, 0, rows
+                    )
 
-    def choose(self, targets: Array, columns: Array, group: int) -> None:
-        """Set the scales of a group to those of least squared error under the weights of the columns.
+    def changes(self, group: int) -> tuple[slice, Array]:
+        """Return a group's columns, and the difference of its values to their targets: f32 [columns, rows]."""
+        columns = self._columns(group)
+        values = values_of(self._grid.bits)[self._windows[columns]]
+        return columns, values * self._scales[group] - self._targets[columns]
 
-        A search without feedback gives the streams for this fit. It divides the targets by the RMS of each row times a
-        factor. A sample of columns decides which factor gives the smallest error.
-        """
-        grid = self.grid
-        first = group * self.grid.group
-        span = slice(first, first + grid.group)
-        group_targets = targets[span]
-        heavy = columns[span, None].astype(np.float64)
+    def _columns(self, group: int) -> slice:
+        return slice(group * self._grid.group, (group + 1) * self._grid.group)
+
+    def _choose(self, targets: Array, group: int, shift: Array | None = None) -> None:
+        """Set the scales of a group, by which no target exceeds the largest value of the trellis."""
+        columns = self._columns(group)
+        group_targets = targets[columns] if shift is None else targets[columns] + shift[columns]
         size = np.sqrt(np.square(group_targets, dtype=np.float64).mean(0))
-        step = max(1, grid.group // _SAMPLE)
-        best = np.ones(len(size))
-        least_error = np.full(len(size), np.inf)
-        for factor in _FACTORS:
-            scales = _round_to(size * factor, grid.scales)
-            product, square = self._fit(np.ascontiguousarray(group_targets[::step]), heavy[::step], scales)
-            gain = -np.square(product) / np.where(square > 0, square, 1)
-            best = np.where(gain < least_error, factor, best)
-            least_error = np.minimum(gain, least_error)
-        scales = _round_to(size * best, grid.scales)
-        product, square = self._fit(group_targets, heavy, scales)
-        self.scales[group] = np.where(scales == 0, 0, _round_to(product / np.where(square > 0, square, 1), grid.scales))
+        needed = np.abs(group_targets).max(0) / values_of(self._grid.bits).max()
+        self._scales[group] = _round_to(np.maximum(size * _SPREAD, needed), self._grid.scales)
 
-    def _fit(self, targets: Array, heavy: Array, scales: Array) -> tuple[Array, Array]:
-        """Search streams for ``targets``; return the sums of ``targets * values`` and of ``values ** 2`` for each row.
-
-        The sums are weighted by ``heavy``. Streams may begin and end in any state.
-        """
-        windows = np.zeros(targets.shape, np.uint16)
-        self.search(targets, windows, scales[None], open_ends=True)
-        values = values_of(self.grid.bits)[windows].astype(np.float64)
-        return (heavy * targets * values).sum(0), (heavy * np.square(values)).sum(0)
-
-    def search(self, targets: Array, windows: Array, scales: Array, *, open_ends: bool = False) -> None:
-        native.kernels.trellis_search(*self._to(windows, scales), targets, open_ends)
-
-    def descend(self, factors: tuple[Array, Array], gradient: Array, turn: int, *, refit: bool) -> Array:
-        """Change the band's streams and scales to reduce the error; return the change of the decoded values."""
-        change = np.zeros_like(self.target)
-        native.kernels.trellis_descend(
-            *self._to(self.windows, self.scales), *factors, gradient, change, turn, refit, self.grid.scales
-        )
-        return change
-
-    def _to(self, windows: Array, scales: Array) -> tuple[int, int, Array, Array, Array, Array]:
-        return self.grid.bits, self.grid.group, values_of(self.grid.bits), self.weigh, scales, windows
-
-
-def _descend(
-    streams: Streams,
-    targets: Sequence[Array],
-    weigh: Sequence[Array],
-    bands: Sequence[tuple[int, int]],
-    factors: Factors,
-) -> None:
-    """Reduce the error band by band, in ``PASSES`` passes; the error never grows."""
-    work = [
-        _Band(streams.grid, *fields) for fields in zip(targets, weigh, streams.windows, streams.scales, strict=True)
-    ]
-    product = [multiply(factors.inputs, streams.decode_band(index) - band) for index, band in enumerate(targets)]
-    for passed in range(PASSES):
-        for index, (first, last) in enumerate(bands):
-            check_cancelled()
-            outputs, gradient = _gradient(factors, product, bands, index)
-            turn = passed * (last - first) // PASSES
-            change = work[index].descend((factors.inputs, outputs), gradient, turn, refit=passed > 0)
-            cols, rows = change.shape
-            native.kernels.matrix_multiply_add(factors.inputs, change, product[index], 0, cols, 0, rows)
-
-
-def _gradient(
-    factors: Factors, product: Sequence[Array], bands: Sequence[tuple[int, int]], index: int
-) -> tuple[Array, Array]:
-    """Return G for the rows of a band, and the band's part of the gradient, transposed: (G D A)^T."""
-    first, last = bands[index]
-    if factors.outputs is None:
-        return np.eye(last - first, dtype=np.float32), product[index].copy()
-    gradient = np.zeros_like(product[index])
-    for band, (start, stop) in enumerate(bands):
-        link = np.ascontiguousarray(factors.outputs[start:stop, first:last])
-        native.kernels.matrix_multiply_add(product[band], link, gradient, 0, stop - start, 0, last - first)
-    return np.ascontiguousarray(factors.outputs[first:last, first:last]), gradient
+    def _to(self) -> tuple[int, int, Array, Array, Array, Array]:
+        grid = self._grid
+        return grid.bits, grid.group, values_of(grid.bits), self._weigh, self._scales, self._windows
 
 
 def _round_to(scales: Array, dtype: str) -> Array:

@@ -66,6 +66,8 @@ class Rounding:
         because the statistics exist already, or because scales or steps are chosen for several matrices together.
     device : torch.device, optional
         The device on which matrices are rounded; None for the CPU.
+    threads : int, optional
+        The number of threads that matrices share; None for one per processor.
     saved : dict
         Functions that read parts of tensors that an earlier run rounded, by name and role.
     """
@@ -82,6 +84,7 @@ class Rounding:
     input_scales: bool = False
     replace_statistics: Callable[[StatisticsSource], None] | None = None
     device: Any = None
+    threads: int | None = None
     saved: dict[str, Mapping[str, ReadPart]] = field(default_factory=dict)
 
 
@@ -187,6 +190,7 @@ class _RoundedTensor:
         self._statistics_ready = rounding.statistics_ready
         self._saved = rounding.saved
         self._device = rounding.device
+        self._threads = rounding.threads
         self.layout = self.spec.layout(tensor.shape, rounding.dtypes.get(tensor.name, tensor.dtype))
 
     def part(self, role: str) -> memoryview:
@@ -219,7 +223,9 @@ class _RoundedTensor:
         if saved is not None:
             return {role: _bytes(read()) for role, read in saved.items()}
         spec = replace(self.spec, grid=self._grid())
-        parts, outcomes = round_tensor(spec, read_matrices(self.tensor), self._load_statistics(), device=self._device)
+        parts, outcomes = round_tensor(
+            spec, read_matrices(self.tensor), self._load_statistics(), None, self._device, self._threads
+        )
         self._outcomes.update({outcome.matrix: outcome for outcome in outcomes})
         return {role: _bytes(array) for role, array in parts.items()}
 

@@ -1,4 +1,4 @@
-"""Rounding of matrices to a trellis: each quantizer is better than the one before, descent only descends."""
+"""Rounding of matrices to a trellis: each quantizer is better than the one before."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from ingot.quantization.tensor import parts_of
 from ingot.quantization.trellis import round_streams
 
 
-def factors(rows: int, cols: int, seed: int, *, fisher: bool = True) -> Factors:
+def factors(rows: int, cols: int, seed: int) -> Factors:
     random = np.random.default_rng(seed)
     inputs = random.normal(size=(cols, 2 * cols)).astype(np.float32)
     outputs = random.normal(size=(rows, 4 * rows)).astype(np.float32)
     arrays = {"w:inputs": inputs @ inputs.T, "w:in_sum2": np.square(inputs).sum(1), "w:count": np.array([9])}
-    if fisher:
-        arrays["w:outputs"] = outputs @ outputs.T
+    arrays["w:outputs"] = outputs @ outputs.T
     found = Statistics.in_memory(arrays).for_matrix("w")
     assert found is not None
     return factors_of(found)
@@ -35,13 +34,12 @@ def matrix(rows: int, cols: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, cols)).astype(np.float32)
 
 
-@pytest.mark.parametrize("fisher", [False, True])
-def test_two_sided_rounding_leaves_less_error_than_feedback_alone(*, fisher: bool) -> None:
+def test_two_sided_rounding_leaves_less_error_than_feedback_alone() -> None:
     """Both are searches, so that single matrices may be the other way round: the mean over matrices counts."""
     ratios = []
     for seed in range(8):
-        rows, cols, bits = 8 + 4 * seed, 8 * (1 + seed % 3), 2 + seed % 3
-        weights, known = matrix(rows, cols, seed), factors(rows, cols, seed + 1, fisher=fisher)
+        rows, cols, bits = 64 + 8 * seed, 8 * (1 + seed % 3), 2 + seed % 3
+        weights, known = matrix(rows, cols, seed), factors(rows, cols, seed + 1)
         streams = {name: round_streams(weights, TrellisGrid(bits, 8), known, name) for name in ("gptq", "two-sided")}
         errors = {name: error_under(weights, each.values(), known) for name, each in streams.items()}
         ratios.append(np.log(errors["two-sided"] / errors["gptq"]))
