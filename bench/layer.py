@@ -5,7 +5,8 @@
 A model of Llama 3's shape and random weights is made, of one layer, 4096 wide by default and 14336 between, its
 vocabulary that of the tokenizer's folder. Both round seven matrices to 4 bits in groups of 128, by the same tokens.
 Figures are of processor time behind imports and loading, and of anonymous memory at its peak (VmHWM less what is mapped
-from files, sampled). ``--fisher`` adds a row of ours with gradients and ``two-sided``.
+from files, sampled). ``--fisher`` adds a row of ours with gradients and ``two-sided``. At the default width, the last
+lines extrapolate to the layers of Llama 3 8B and 70B, and to more tokens.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ codec = "affine"
 options = {{ bits = 4, group = {group} }}
 quantizer = "{quantizer}"
 """
+WANTED = {"gptq": 128 * 2048, "two-sided": 96 * 256}  # tokens of the extrapolation
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GPTQMODEL_CPU_WORKERS": "2"}
 
 
@@ -133,6 +135,19 @@ def tokens_of(given: argparse.Namespace) -> np.ndarray:
     return windows
 
 
+def extrapolate(row: dict[str, Any], measured: int) -> None:
+    """Print the hours of one core for all layers of two models, from a layer of 4096 x 14336 and ``measured`` tokens.
+
+    Statistics take time for each token and weight. Rounding does for each weight and, because of its products, for the
+    width: the rate of wider layers was not measured.
+    """
+    wanted = WANTED[row["what"]]
+    for name, layers, wider in (("8B", 32, 1), ("70B", 80, 2)):
+        statistics = row["parts"]["statistics"] * wanted / measured * wider**2
+        hours = layers * (statistics + row["parts"]["rounding"] * wider**3) / 3600
+        print(f"extrapolated to {name}, {wanted} tokens, one core: {row['what']} {hours:.1f} h", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", type=Path, help="a folder with a tokenizer and config.json")
@@ -161,6 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"a layer in f32: {layer / 2**20:.0f} MiB; {given.samples} x {given.length} tokens", flush=True)
         kinds = ["gptq", *(["two-sided"] if given.fisher else [])]
         rows = [run(sys.executable, kind, folder / "model", folder) for kind in kinds]
+        for row in rows if (given.width, given.between) == (4096, 14336) else ():
+            extrapolate(row, given.samples * given.length)
         if given.peers:
             rows.append(run(given.peers, "gptqmodel", folder / "model", folder))
             print(f"ours over theirs: {rows[0]['seconds'] / rows[-1]['seconds']:.2f}")

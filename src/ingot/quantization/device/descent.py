@@ -16,7 +16,10 @@ from ingot.quantization.device.feedback import DeviceMatrix
 from ingot.quantization.device.levels import DeviceLevels
 from ingot.quantization.device.refit import Scales, better_scales
 
-PASSES = 10
+PASSES = 3
+"""The passes after feedback along rows: they leave no larger error than the two passes of the kernel."""
+PASSES_ALONE = 10
+"""The passes if there is no G."""
 _CLASSES = 16
 _TRIES = 3  # how often rows whose moves add up to a larger error are left out
 

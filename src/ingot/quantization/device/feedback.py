@@ -17,7 +17,8 @@ from ingot.quantization.device.refit import Scales
 from ingot.quantization.device.scales import search_scales
 from ingot.quantization.factors import DAMPING
 
-_STEP = 128  # columns after which errors are added to the targets of all following columns
+STEP = 128
+"""The number of columns after which errors are added to the targets of all following columns."""
 _TRIES = 8
 
 
@@ -119,11 +120,15 @@ class DeviceMatrix:
         """Choose the scales of one group for ``targets``, f32 [cols, rows]."""
         first, last = span
         group = first // self.levels.grid.group
-        result = search_scales(self.levels, targets[first:last].T, importance[first:last], elements)
-        self.scales[group] = result.scales
-        self.overflows[group] = result.overflows
+        self.choose_rows(targets[first:last], importance[first:last], group, slice(None), elements)
+
+    def choose_rows(self, targets: Any, importance: Any, group: int, rows: slice, elements: int) -> None:
+        """Choose the scales of a group for ``rows``, whose targets are f32 [columns of the group, rows]."""
+        result = search_scales(self.levels, targets.T, importance, elements)
+        self.scales[group, rows] = result.scales
+        self.overflows[group, rows] = result.overflows
         if self.zeros is not None:
-            self.zeros[group] = result.zeros
+            self.zeros[group, rows] = result.zeros
 
     def decode(self) -> Any:
         """Return the decoded values: f32 [cols, rows]."""
@@ -155,13 +160,14 @@ class DeviceMatrix:
             self.choose(targets, feedback.diagonal, (first, last), elements)
             self._feed(self.weights, targets, feedback.upper, columns, (first, last))
 
-    def feed_back_in_order(
-        self, feedback: DeviceFeedback, importance: Any, order: Sequence[int], elements: int
-    ) -> None:
-        """Choose all scales, then round the columns in ``order``; ``feedback`` is the factor of A in this order."""
+    def choose_all(self, importance: Any, elements: int) -> None:
+        """Choose the scales of all groups, with weights ``importance`` of the columns."""
         for span in self.spans():
             check_cancelled()
             self.choose(self.weights, importance, span, elements)
+
+    def feed_back_in_order(self, feedback: DeviceFeedback, order: Sequence[int]) -> None:
+        """Round the columns in ``order``, after all scales; ``feedback`` is the factor of A in this order."""
         ordered = self.weights[self.levels.torch.tensor(order, device=self.levels.device)]
         self._feed(ordered, ordered.clone(), feedback.upper, order, (0, len(order)))
 
@@ -172,8 +178,8 @@ class DeviceMatrix:
         """
         levels = self.levels
         begin, end = span
-        for start in range(begin, end, _STEP):
-            stop = min(start + _STEP, end)
+        for start in range(begin, end, STEP):
+            stop = min(start + STEP, end)
             errors = levels.torch.empty_like(targets[start:stop])
             for index in range(start, stop):
                 column = columns[index]

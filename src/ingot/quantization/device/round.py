@@ -11,9 +11,10 @@ import numpy as np
 from ingot.core.border import require
 from ingot.core.runtime.device import is_out_of_memory, no_device_memory, release_cached
 from ingot.model.tensor import Array
-from ingot.quantization.device.descent import PASSES, descend
+from ingot.quantization.device.descent import PASSES, PASSES_ALONE, descend
 from ingot.quantization.device.feedback import DeviceMatrix, device_feedback
 from ingot.quantization.device.levels import DeviceLevels
+from ingot.quantization.device.rows import feed_back_both
 from ingot.quantization.device.table import learn_on_device
 from ingot.quantization.factors import Factors
 from ingot.quantization.grid import Grid, Rounded
@@ -92,24 +93,35 @@ def _round(
     if how.quantizer == IMPORTANCE:
         matrix.nearest(importance, elements)
     else:
-        more_damping = _feed_back(matrix, inputs, importance, factors, how, elements)
+        more_damping = _feed_back(matrix, inputs, outputs, importance, factors, how, elements)
     _require_scales(matrix)
     if how.quantizer == TWO_SIDED:
-        for turn in range(PASSES):
+        for turn in range(PASSES_ALONE if outputs is None else PASSES):
             descend(matrix, inputs, outputs, refit=turn > 0)
     return _result(matrix, inputs, outputs, levels, more_damping)
 
 
-def _feed_back(matrix: DeviceMatrix, inputs: Any, importance: Any, factors: Factors, how: How, elements: int) -> float:
+def _feed_back(
+    matrix: DeviceMatrix, inputs: Any, outputs: Any, importance: Any, factors: Factors, how: How, elements: int
+) -> float:
     """Round the matrix with error feedback; return the additional damping that the factor of A needed."""
+    if how.quantizer != TWO_SIDED:
+        outputs = None
     if not how.act_order:
         feedback = device_feedback(matrix.levels, inputs)
-        matrix.feed_back(feedback, elements)
+        if outputs is None:
+            matrix.feed_back(feedback, elements)
+        else:
+            feed_back_both(matrix, feedback, outputs, elements)
         return feedback.more
+    matrix.choose_all(importance, elements)
     order = np.argsort(-factors.weights, kind="stable")
     permutation = matrix.levels.torch.from_numpy(order).to(inputs.device)
     feedback = device_feedback(matrix.levels, inputs[permutation][:, permutation])
-    matrix.feed_back_in_order(feedback, importance, order.tolist(), elements)
+    if outputs is None:
+        matrix.feed_back_in_order(feedback, order.tolist())
+    else:
+        feed_back_both(matrix, feedback, outputs, elements, order.tolist())
     return feedback.more
 
 
