@@ -47,7 +47,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("quantize", ("m.zt", "x.gguf"), {"bits": 17}, "llama.cpp has no preset of 17 bits (did you mean 16?)"),
     ("quantize", ("m.zt", "x.gguf"), {"bits": 4, "type": "Q4_K_M"}, "expected one of bits= and type=, found both"),
     ("quantize", ("m.zt", "x.gguf"), {"type": "Q4_K_X"}, "no type of llama.cpp (did you mean 'Q4_K_S'?)"),
-    ("quantize", ("m.zt", "x.gguf"), {"calibration": "atuo"}, "expected calibration=auto, full"),
+    ("quantize", ("m.zt", "x.gguf"), {"calibration": "atuo"}, "calibration= 'atuo' is no mode (auto, full"),
     ("quantize", ("m.zt", "x.gguf"), {"calibration": None}, "expected a path as calibration, found None"),
     ("quantize", ("m.zt", "x.gguf"), {"time": -3}, "expected time to be text or None, found -3"),
     ("quantize", ("m.zt", "x.gguf"), {"group_size": "32"}, "expected group_size to be an integer or None"),
