@@ -110,7 +110,7 @@ _BLOCK = 1 << 16  # elements that are decoded at a time before they are copied t
 
 
 class RowReader(Protocol):
-    """A sequential reader of a tensor's decoded rows; it buffers about a chunk if the codec ``streams``."""
+    """A sequential reader of a tensor's decoded rows; it buffers about a chunk if ``Codec.streams`` is set."""
 
     def read_into(self, out: Array) -> None:
         """Decode the next ``len(out)`` rows into ``out`` [rows, cols], rounding once to ``out.dtype``."""
@@ -255,7 +255,7 @@ class Encoder(BaseEncoder, ABC):
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
         """Return the next bytes of each part for these rows: role to C-order array. Thread-safe, without side effects.
 
-        ``start`` is the number of rows before. Parts of the full tensor are returned with row 0.
+        ``start`` is the index of the first row. Parts of the full tensor are returned with row 0.
         """
 
     @abstractmethod
@@ -324,8 +324,9 @@ class Codec(Decoder):
 class ChunkParts(dict[str, Array]):
     """The parts of a chunk, for encoders whose ``decode`` needs further data.
 
-    ``start`` is the number of rows before the chunk. ``within`` are the parts that an inner encoder returned for it,
-    for that encoder's ``decode``. A mapping of another type contains the parts of an entire tensor.
+    ``start`` is the index of the chunk's first row. ``within`` are the parts that an inner encoder returned for the
+    chunk; that encoder's ``decode`` gets them. If ``decode`` gets a mapping of another type, this contains the parts of
+    an entire tensor.
     """
 
     start: int = 0

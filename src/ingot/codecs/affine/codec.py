@@ -42,10 +42,11 @@ WHY_NOT = "for some scale, the zero point -offset / scale is no integer in the r
 
 
 def as_points(tensor: Tensor, stored: AffineLayout) -> Tensor | None:
-    """Return ``tensor``, which has offsets, with zero points instead; they are computed when they are read.
+    """Return ``tensor``, which has offsets, with zero points in place of them; None if a decoded value would change.
 
-    If every zero point is the middle code, the result has no zero points. Return None if a value would change; a
-    changed sign of zero is allowed. Scales and offsets are read, and their digests checked.
+    The zero points are computed when they are read. If every zero point is the middle code, the result has none. The
+    sign of a zero may change. Scales and offsets are read here, and their digests are checked. The result is also None
+    for scales of blocks, and for codes that are packed as a matrix of another shape.
     """
     if stored.block is not None or stored.matrix is not None:
         return None
@@ -100,7 +101,10 @@ def points_of(scales: Array, zeros: Array, layout: AffineLayout) -> Array | None
 
 
 class AffineReader(AddingReader):
-    """A sequential reader that buffers packed codes: at most about ``STEP``, but at least a row."""
+    """A sequential reader of rows that buffers packed codes.
+
+    A buffer contains about ``STEP`` codes, with several threads eight times ``STEP``, and at least one row.
+    """
 
     def __init__(self, tensor: Tensor, params: AffineLayout, workers: int | None = 1) -> None:
         self._params = params
@@ -319,7 +323,7 @@ class AffineCodec(Codec):
 def _checked(tensor: Tensor) -> AffineLayout:
     """Check the parts of a tensor, and return its layout.
 
-    ``matrix`` of the result is None if the tensor's shape has the same rows.
+    The result is the equivalent layout without ``matrix``, if there is one; see ``model.layouts.affine.canonical``.
     """
     layout = AffineLayout.from_tensor(tensor)
     expected = ROLES if layout.zeros else ROLES[:2]

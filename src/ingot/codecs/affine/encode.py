@@ -24,7 +24,9 @@ from ingot.model.tensor import Array
 
 
 class TensorFit:
-    """A fit for one scale of a tensor: a pass finds the range, and for the search a second pass the squared errors.
+    """A search for the scale of a tensor that has only one scale.
+
+    The first pass finds the range of the values. If ``search`` is set, a second pass measures squared errors.
 
     Parameters
     ----------
@@ -107,9 +109,9 @@ _SCALE_OVERFLOW = 2
 class AffineEncoder(Encoder):
     """An encoder for chunks of rows.
 
-    If the entire tensor has one scale, fit passes determine it (``fit``), and it is stored with row 0. A tensor's rows
-    have ``width`` columns. Codes are packed in rows of ``cols`` columns, and a chunk has full packed rows (``step``).
-    If ``flat`` is set, the packed rows, which ``settings`` describe, are joined to one bit stream.
+    If the entire tensor has one scale, fit passes determine it (``fit``), and ``encode`` returns it with row 0. A
+    tensor's rows have ``width`` columns. Codes are packed in rows of ``cols`` columns, and a chunk has full packed rows
+    (``step``). If ``flat`` is set, the packed rows, which ``settings`` describe, are joined to one bit stream.
     """
 
     settings: AffineLayout
@@ -190,7 +192,9 @@ class AffineEncoder(Encoder):
         decode_rows(self.settings, packed, scales, zeros if self.settings.zeros else None, out)
 
     def _scales(self, count: int) -> tuple[Array, Array | None]:
-        """Return scales and zero points for ``count`` rows: the fitted ones, or empty arrays for the kernel to fill."""
+        """Return scales and zero points for ``count`` rows: the fitted ones, else initial values for the kernel to
+        replace.
+        """
         if self.fit is not None:
             return self.fit.scales.copy(), self.fit.zeros.copy() if self.settings.zeros else None
         shape = self.settings.scale_shape(count, self.cols)

@@ -229,8 +229,8 @@ def packed_params(tensor: Tensor) -> AffineLayout:
     CodecError
         The checks of ``AffineCodec.check``.
     UnsupportedError
-        ``matmul.layout``: the tensor is no matrix of the affine family in which each row begins at a byte and has its
-        scales.
+        ``matmul.layout``: the tensor is no matrix of codec ``affine`` in which each row begins at a byte and has its
+        own scales.
     """
     if tensor.codec == AffineCodec.id and len(tensor.shape) == 2:
         AffineCodec().check(tensor)

@@ -51,9 +51,9 @@ class PackedReader:
         return align_rows(packed, first, (rows, self._row_bits))
 
     def borrow(self, rows: int) -> Array:
-        """Return the packed bytes of the next ``rows`` rows, without a copy if the source computes them and allows it.
+        """Return the packed bytes of the next ``rows`` rows, which are valid until the next call.
 
-        The bytes are valid until the next call.
+        If a computed source supports it (``ComputedRows.by_chunks``), the bytes are not copied.
         """
         size = rows * self._row_bits // 8
         in_chunks = self._computed is not None and self._computed.by_chunks and self._params.in_rows(self._cols)
@@ -116,7 +116,7 @@ class ScalesReader:
         return self._shared
 
     def skip(self, rows: int, cols: int) -> None:
-        """Skip the scales of the next rows; a scale of the full tensor is not skipped."""
+        """Skip the scales of the next ``rows`` rows; do nothing if the full tensor has a single scale."""
         if not self._params.per_tensor:
             nbytes = prod(self._params.scale_shape(rows, cols)) * numpy_dtype(self._dtype).itemsize
             self._reader.skip(nbytes)

@@ -38,7 +38,10 @@ def split_groups(tensor: Tensor, columns: int) -> Tensor:
 
 
 def _repeater(part: Part, rows: int, before: int, after: int, times: int, size: int) -> Callable[[int, int], Array]:
-    """Return a function that reads rows of ``before`` numbers and repeats each number ``times`` times."""
+    """Return a function that reads rows of ``before`` numbers and repeats each number ``times`` times.
+
+    Each number has ``size`` bytes. A resulting row has its first ``after`` numbers.
+    """
     stored = Windows(part, rows, before * size)
 
     def make(first: int, last: int) -> Array:

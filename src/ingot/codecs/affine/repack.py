@@ -42,7 +42,7 @@ class AffineRepack:
 
     @property
     def step(self) -> int:
-        """The number of rows of which each chunk's start must be a multiple."""
+        """The row alignment of chunks: each chunk must begin at a multiple of this number of rows."""
         cols = self.tensor.matrix_shape[1]
         return 1 if self.target.in_rows(cols) else 8 // gcd(8, cols * self.target.bits)
 
@@ -58,7 +58,7 @@ class AffineRepack:
 
     @property
     def again(self) -> bool:
-        """Whether reading any chunk computes all codes of the source anew."""
+        """Whether all codes of the source are computed again for each chunk that is read."""
         source = self.tensor.parts[CODES].source
         return isinstance(source, ComputedRows) and source.again
 
@@ -106,7 +106,8 @@ class AffineRepack:
     def shift(self, zeros: Array) -> Array:
         """Return zero points plus the shift of the codes, in the type of the target's scales.
 
-        Raises ``IntegrityError`` ``store.changed`` if that type cannot represent a sum, which ``why_not`` has excluded.
+        Raises ``IntegrityError`` ``store.changed`` if that type cannot represent a sum. ``why_not`` excludes this case,
+        so the source must have changed since.
         """
         if not self._delta:
             return cast(zeros, self.target.scales)
@@ -180,7 +181,10 @@ class AffineRepackReader:
             self._zeros.finish()
 
     def _next(self, reader: ScalesReader, rows: int) -> Array:
-        """Return the next scales or zero points; a number for the full tensor comes with the first rows."""
+        """Return the scales or zero points of the next ``rows`` rows.
+
+        If the full tensor has a single number, the first chunk gets it, and the arrays of later chunks are empty.
+        """
         return np.empty(0, np.float32) if self._shared else reader.next(rows, self._cols)
 
     def _codes(self, rows: int) -> Array:

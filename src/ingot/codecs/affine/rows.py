@@ -46,7 +46,7 @@ class _Rows:
     zeros: Array | None
 
     def cut(self, start: int, stop: int, rows: int) -> _Rows:
-        """Return rows ``start`` to ``stop`` of these ``rows`` rows."""
+        """Return rows ``start`` to ``stop``; ``rows`` is the number of rows of this object."""
         packed = self.packed[start * self.packed.size // rows : stop * self.packed.size // rows]
         if self.params.per_tensor:
             return _Rows(self.params, packed, self.scales, self.zeros)
@@ -87,7 +87,7 @@ class _Rows:
         return not (scale * levels + zero if self.params.offset else scale * (levels + zero)) <= LARGEST[dtype]
 
     def refuse_overflow(self, out: Array) -> None:
-        """Raise ``CodecError`` if a value of ``out`` is not finite although its scale and zero point are."""
+        """Raise ``CodecError`` if a value of ``out`` is not finite although its scale and zero point are finite."""
         row, column = np.nonzero(~np.isfinite(out))
         group = column // self.params.group_columns(out.shape[1])
         index = 0 * row if self.params.per_tensor else row if self.params.per_row else None

@@ -52,11 +52,12 @@ def in_words(
     why_not: str | None,
     extra_row_bytes: int = 0,
 ) -> Repacked:
-    """Return the repacking of a matrix into ``target``; ``begin`` starts a pass over the rows of ``plain``.
+    """Return the repacking of a matrix into ``target``.
 
-    ``plain`` is the layout of the rows before packing. Each row needs ``extra_row_bytes`` of memory in addition.
-    Packings that are stored row by row are packed in chunks. Transposed packings are packed in ranges of columns, as
-    large as memory allows; each range reads all rows.
+    ``plain`` repacks the same matrix into rows of codes, from which the words are packed. ``begin`` returns a new
+    reader of these rows. Each row needs ``extra_row_bytes`` of memory in addition. Packings that are stored row by row
+    are packed in chunks of rows. Transposed packings are packed in ranges of columns, as large as memory allows; each
+    range reads all rows.
     """
     tensor = plain.tensor
     (rows, cols), parts = tensor.matrix_shape, target.part_specs(tensor.shape)
@@ -251,8 +252,9 @@ class TransposedReader:
         """Do nothing: ``read`` finishes its source at the end of each pass."""
 
     def _transpose(self, codes: Array, line: int, end: int, row: int, out: Array) -> None:
-        """Write words ``line`` to ``end`` of each row of ``codes`` transposed to ``out``; the first row has the index
-        ``row``.
+        """Write words ``line`` to ``end`` of each row of ``codes`` to ``out``, transposed.
+
+        ``row`` is the index in the matrix of the first row of ``codes``.
         """
         if self._target.packing == GPTQ_PLANES:
             codes = self._in_planes(codes)

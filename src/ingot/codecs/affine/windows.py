@@ -123,8 +123,8 @@ class ComputedRows(DerivedSource):
     def whole_rows(self, offset: int, length: int) -> Array | None:
         """Return ``length`` bytes that one call of ``make`` computes; the caller must not write to them.
 
-        Return None if the range is not complete rows, or if its first row is cached. Unless ``again`` is set, also
-        return None if the range has more rows than the cache.
+        Return None if the range does not consist of complete rows, or if its first row is cached. Unless ``again`` is
+        set, also return None if the range has more rows than the cache.
         """
         (row, before), (count, after) = divmod(offset, max(self._width, 1)), divmod(length, max(self._width, 1))
         if before or after or not count or row < self._first + self._cache.size // max(self._width, 1):

@@ -30,7 +30,7 @@ def points_of(packed: Array, layout: PackedIntLayout) -> Array:
 
 
 def pack_points(points: Array, target: PackedIntLayout) -> Array:
-    """Pack zero points, u8 [groups, rows], for a packing that stores a line per group."""
+    """Pack zero points, u8 [groups, rows], for a packing in which each group has a row of words."""
     if target.packing == AWQ:
         return _pack_awq(points)
     if target.packing == GPTQ_V1:

@@ -97,9 +97,9 @@ def marlin_codes(stored: Array, meta: Array, bits: int, location: str) -> Array:
 
 
 def marlin_scales(stored: Array, *, grouped: bool) -> Array:
-    """Return Marlin's stored scales [rows, groups] in the order of rows.
+    """Return Marlin's stored scales [rows, groups] in the order of the matrix rows.
 
-    If ``grouped`` is false, they are stored in that order.
+    If ``grouped`` is false, they are stored in this order and are returned unchanged.
     """
     if not grouped:
         return stored
@@ -203,10 +203,9 @@ class WordRows:
         return transposed(np.ascontiguousarray(stored).view(dtype))
 
     def _cycle(self, window: Windows, first: int, last: int, size: int) -> Array:
-        """Return the number (scale or zero point) for every code of rows ``first`` to ``last``: u8 [rows, columns *
-        size].
+        """Return the scale or zero point of every code of rows ``first`` to ``last``: u8 [rows, columns * size].
 
-        A number has ``size`` bytes. The part contains a line of numbers, which repeats along the codes in row-major
+        A number has ``size`` bytes. The part contains a sequence of numbers, which repeats along the codes in row-major
         order.
         """
         out = np.empty((last - first) * self.cols * size, np.uint8)
@@ -263,7 +262,7 @@ class WordRows:
     def _strided(self, first: int, last: int) -> Array:
         """Return the codes of rows ``first`` to ``last`` of a packing whose lines are not groups.
 
-        The rows may begin and end within lines.
+        ``PackedIntLayout.lines`` defines lines. The rows may begin and end within lines.
         """
         width = self._layout.lines((self.rows, self.cols))[1]
         codes = np.empty((last - first) * self.cols, np.uint8)
@@ -281,9 +280,10 @@ class WordRows:
         return stream(codes.reshape(last - first, self.cols), self._layout.bits)
 
     def _lines(self, begin: int, end: int, first: int, last: int) -> Array:
-        """Return codes ``first`` to ``last`` (u8) of packed lines ``begin`` to ``end``.
+        """Return codes ``first`` to ``last`` (u8) of lines ``begin`` to ``end``.
 
-        A word contains one code of each of the ``lanes`` equal ranges of lines.
+        ``PackedIntLayout.lines`` defines lines. All lines are divided into ``lanes`` equal ranges. A word contains one
+        code of each range.
         """
         layout = self._layout
         size = 4 if layout.bits == 3 else 1

@@ -55,9 +55,9 @@ _SUPPORTED = (GPTQ, GPTQ_V1, AWQ)
 
 
 def with_one_point(tensor: Tensor, stored: PackedIntLayout) -> tuple[Tensor, PackedIntLayout]:
-    """Return a checked tensor without its zero points if all equal the middle code, else the tensor.
+    """Return a checked tensor and its layout, without zero points if all of them equal the middle code.
 
-    Zero points are read, and their digest is checked if they are omitted.
+    Otherwise both are returned unchanged. Zero points are read; if they are omitted, their digest is checked.
     """
     rows = tensor.matrix_shape[0]
     packed = stored.packing in _SUPPORTED and 32 % stored.bits == 0 and rows * stored.bits % 32 == 0
@@ -73,7 +73,11 @@ def with_one_point(tensor: Tensor, stored: PackedIntLayout) -> tuple[Tensor, Pac
 
 
 def between_lines(tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayout) -> Repacked | None:
-    """Return the repacking of a checked tensor into ``target``; None if more than the order of lines would change."""
+    """Return the repacking of a checked tensor between packings of GPTQ and AWQ, without unpacking codes to rows.
+
+    Returns None if more than the arrangement of words and the storage of zero points would change. Also returns None if
+    the shape does not consist of full words and groups.
+    """
     rows, cols = tensor.matrix_shape
     unit = lcm(32, stored.group or 32)
     if not {stored.packing, target.packing} <= set(_SUPPORTED) or not tensor.size or rows % 32 or cols % unit:
@@ -99,7 +103,7 @@ def between_lines(tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayo
 
 
 class _Lines:
-    """A sequential reader that returns a tensor's parts in the target's order of lines, by runs of columns."""
+    """A sequential reader that returns a tensor's parts, by runs of columns, with words arranged as in the target."""
 
     def __init__(self, tensor: Tensor, stored: PackedIntLayout, target: PackedIntLayout, unit: int) -> None:
         self._stored = stored
@@ -265,7 +269,8 @@ class WordsCodec(Codec):
     def to_runs(self, tensor: Tensor) -> Tensor | None:
         """Return the same integers as a tensor of codec ``affine``, row by row.
 
-        None if columns have an order or factors.
+        Returns None if the tensor is empty or no matrix, or if values depend on properties of single columns
+        (``PackedIntLayout.scattered``).
         """
         stored = _checked(tensor)
         if stored.scattered or len(tensor.shape) != 2 or not tensor.size:
@@ -324,8 +329,10 @@ def _checked(tensor: Tensor) -> PackedIntLayout:
 
 
 def _check_zeros(tensor: Tensor, layout: PackedIntLayout) -> None:
-    """Raise ``CodecError`` if the packing has no such zero points or parts for columns, or if groups do not divide the
-    shape.
+    """Raise ``CodecError`` ``affine_words.shape`` unless the packing supports the layout.
+
+    The packing must support the zero points, and the parts with group indices or factors of columns. The groups must
+    divide the shape.
     """
     zeros, (rows, cols) = layout.packing_form.zeros, tensor.matrix_shape
     down = layout.packing == HQQ_COLUMNS

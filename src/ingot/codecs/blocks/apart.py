@@ -71,7 +71,7 @@ def pack(block_type: str, parts: dict[str, Array]) -> Array:
 
 
 def why_incompatible(block_type: str, scales: Array) -> str | None:
-    """Return a message about a byte that blocks decode to another scale than the small float does; None without one."""
+    """Return a message if a scale's byte has another value in blocks than in the small float type, else None."""
     if block_type not in INCOMPATIBLE_SCALES or not scales.size:
         return None
     seen = np.flatnonzero(np.bincount(scales.reshape(-1), minlength=256))

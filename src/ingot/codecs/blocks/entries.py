@@ -32,7 +32,11 @@ _FIRST_NIBBLE = {"iq2_xs": 66, "iq2_s": 74, "iq3_s": 106}
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The scales of one block per row: ``d`` f16 bits [rows]; ``steps`` u8 and ``values`` f32, [rows, groups]."""
+    """The scales of one block of each row.
+
+    ``d`` [rows] are the blocks' numbers, as bits of f16. ``steps`` u8 [rows, groups] are the groups' integers.
+    ``values`` f32 [rows, groups] are the decoded scales of the groups.
+    """
 
     d: Array
     steps: Array
@@ -83,7 +87,7 @@ def entries_per_run(block_type: str) -> int:
 
 
 def search_scales(block_type: str, weights: Array, importance: Array) -> Scales:
-    """Return the scales that the encoder would choose for one block of each row: f32 [rows, 256].
+    """Return the scales that the block encoder chooses for ``weights``, f32 [rows, 256]: one block of each row.
 
     Raises ``CodecError`` ``quantizer.scale-overflow`` if f16 cannot hold a block's scale.
     """

@@ -55,8 +55,8 @@ def from_blocks(tensor: Tensor, stored: GgmlBlocksLayout, target: Layout) -> Rep
 def unpack_blocks(tensor: Tensor) -> Tensor | None:
     """Return a checked tensor of blocks in the equivalent layout of another family, unpacked on access.
 
-    None if there is no equivalent layout, or if it decodes a scale differently. Small-float scales are read to find
-    out.
+    Returns None if the block type has no equivalent layout, or if a scale has another value in that layout. If scales
+    are small floats, all blocks are read to find such scales.
     """
     stored = GgmlBlocksLayout.from_tensor(tensor)
     layout = UNPACKED.get(stored.type)

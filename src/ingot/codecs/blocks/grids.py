@@ -1,8 +1,8 @@
 """The grids of ggml's types IQ1, IQ2 and IQ3: tables whose entries are the values of a group.
 
-The numbers are those of ggml's ``ggml-common.h`` (MIT licence, the ggml authors). A row is a word of 16 bits: codes of
-2 or 4 bits, the lowest bits first, for the magnitudes in ``GRIDS``. The words ascend, and the tables below have their
-differences in hexadecimal: two digits, or ``ff`` and four digits.
+The numbers are those of ggml's ``ggml-common.h`` (MIT licence, the ggml authors). An entry is a word of 16 bits: codes
+of 2 or 4 bits, the lowest bits first, which select magnitudes in ``GRIDS``. The words ascend. The tables below contain
+the differences between successive words in hexadecimal: two digits, or ``ff`` and four digits.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def grid(name: str) -> Array:
 
 
 def _words(text: str) -> Iterator[int]:
-    """Return the words of a table of differences."""
+    """Return the words of a table; ``text`` contains the differences between successive words."""
     digits = iter(bytes.fromhex(text))
     return accumulate(item if item < _LONG else (next(digits) << 8) + next(digits) for item in digits)
 

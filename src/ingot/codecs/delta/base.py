@@ -93,7 +93,7 @@ class DeltaCodec(ABC):
     exact : bool
         Whether applying the difference restores the fine-tune bit for bit.
     elementwise : bool
-        As in ``Codec``.
+        See ``model.tensor.Decoder``.
     """
 
     id: str

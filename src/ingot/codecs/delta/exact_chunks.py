@@ -69,7 +69,7 @@ class ExactParams:
         return -(-size // self.chunk)
 
     def limit(self, size: int) -> int:
-        """Return the largest possible number of bytes of ``planes``, with every chunk stored raw after its mode."""
+        """Return the largest possible number of bytes of ``planes``: every chunk is raw, after the byte of its mode."""
         return self.width * size + self.chunks(size)
 
     def attributes(self, size: int) -> dict[str, Any]:

@@ -85,9 +85,10 @@ class Differences(NamedTuple):
         return float(self.part(index, index + 1).array()[0])
 
     def range_without(self, skipped: Array, low: float, high: float) -> tuple[float, float]:
-        """Return the range of all differences except those at ``skipped``; the caller computed ``low`` to ``high``.
+        """Return the range of all differences except those at ``skipped``.
 
-        If ``low`` is 0, it is computed again, because its sign may be wrong.
+        ``low`` to ``high`` is the range that the caller computed, and is returned if ``low`` is not 0. If ``low`` is 0,
+        its sign may be wrong, and the range is computed again.
         """
         return (low, high) if low != 0 else native.kernels.range_between(self.array(), skipped)
 

@@ -175,10 +175,11 @@ class Int4Encoder(_Decoding, F16Scales, SingleChunkEncoder):
 
 @dataclass(kw_only=True, eq=False)
 class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
-    """An encoder that returns the same bytes in chunks, after a pass that finds outliers and range.
+    """An encoder that returns the same bytes as ``Int4Encoder`` in chunks, after a fit pass that finds outliers and
+    range.
 
-    A byte belongs to the chunk with the byte's second code. The value of its first code may be far before the chunk, so
-    the fit pass records it.
+    A byte contains two codes, and belongs to the chunk of its second code. The element of its first code may be far
+    before the chunk, so the fit pass records that element's value.
     """
 
     codec: str = ID

@@ -1,6 +1,7 @@
-"""``delta_rows``: a difference for the rows that base and fine-tune share, and the values of added rows.
+"""``delta_rows``: the difference of the rows that exist in base and fine-tune, and the values of added rows.
 
-Lossy codecs of differences would lose the values of rows that only the fine-tune has (``spec/delta_rows.md``).
+The leading rows that exist in both are *shared* rows. All other rows of the fine-tune are *added* rows: lossy codecs of
+differences would lose their values (``spec/delta_rows.md``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CHUNK = 1 << 20
 
 
 class RowsEncoder(DeltaEncoder):
-    """An encoder that passes shared rows to an encoder of differences, and stores the other rows unchanged."""
+    """An encoder that passes shared rows to an encoder of differences, and stores added rows unchanged."""
 
     codec = ID
     fit_passes: int
@@ -90,7 +91,10 @@ class RowsEncoder(DeltaEncoder):
         self._inner.forget()
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
-        """Process the next rows; only rows that the base has too matter, and ``base`` may be padded with zeros."""
+        """Pass the shared rows among the next rows to the inner encoder.
+
+        Added rows are ignored, so the caller may pad ``base`` with zeros there.
+        """
         shared = self._shared - self._seen
         if shared > 0:
             self._inner.fit_pass(base[:shared], tuned[:shared])
@@ -116,7 +120,7 @@ class RowsEncoder(DeltaEncoder):
 
 
 class RowsApplier:
-    """An applier that applies the difference to shared rows, and reads the other rows."""
+    """An applier that applies the difference to shared rows, and reads added rows."""
 
     def __init__(self, tensor: Tensor) -> None:
         params = _checked(tensor)
@@ -150,7 +154,9 @@ class RowsApplier:
 
 
 class RowsDelta(DeltaCodec):
-    """Differences of the rows that base and fine-tune share, and the fine-tune's other rows unchanged."""
+    """The difference of the leading rows that exist in base and fine-tune, and the added rows of the fine-tune
+    unchanged.
+    """
 
     id = ID
     exact = False
@@ -194,7 +200,7 @@ class RowsDelta(DeltaCodec):
 
 
 class RowsCodec(NeedsBase):
-    """A difference, by another codec, of the rows that base and fine-tune share, and the values of added rows."""
+    """The difference of the rows that exist in base and fine-tune, stored by another codec, and the added rows."""
 
     id: ClassVar[str] = ID
     rule: ClassVar[str] = f"{ID}.base"
@@ -212,7 +218,7 @@ class RowsCodec(NeedsBase):
         _checked(tensor)
 
     def stored(self, tensor: Tensor) -> Iterator[Array]:
-        """Yield the decoded differences; added rows need no check."""
+        """Yield the decoded differences of shared rows; the values of added rows are left out."""
         params = _checked(tensor)
         rows, cols = params.inner.matrix_shape
         reader = params.codec.reader(params.inner)
@@ -226,7 +232,10 @@ class RowsCodec(NeedsBase):
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """The checked attributes of a tensor: the difference as a tensor, and the types of added rows."""
+    """The checked attributes of a tensor: the difference as a tensor, and both types of added rows.
+
+    ``dtype`` is the logical type of added rows, and ``storage`` the type in which they are stored.
+    """
 
     inner: Tensor
     dtype: str

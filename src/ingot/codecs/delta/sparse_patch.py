@@ -32,7 +32,9 @@ _NO_LIMIT = 2**63 - 1
 
 
 def is_patched(name: str) -> bool:
-    """Return whether the codec supports this element type: complete bytes, not complex."""
+    """Return whether the codec supports an element type: one that is not complex, and whose elements fill complete
+    bytes.
+    """
     row = DTYPES.get(name)
     return row is not None and row.bits in (8, 16, 32, 64) and row.category != "c"
 
@@ -62,14 +64,17 @@ class PatchEncoder(DeltaEncoder):
     lossless: bool = True
 
     def encode(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
-        """Return positions and values of changes in these rows; ``start`` counts rows of this length before them."""
+        """Return the positions and the new values of elements that change in these rows.
+
+        Positions count from the first element of the tensor. ``start`` is the index of the first row.
+        """
         positions = changed_positions(base, tuned)
         values = as_unsigned(tuned)[positions]
         cols = base.shape[-1] if base.ndim > 1 else 1
         return {INDICES: (positions + start * cols).astype(self.index), VALUES: values}
 
     def rebuild(self, parts: Mapping[str, Array], base: Array, out: Array) -> None:
-        """Write the fine-tune's rows to ``out``, from the parts that ``encode`` returned for the first rows."""
+        """Write the fine-tune's rows to ``out``; ``parts`` are those that ``encode`` returned for ``start`` 0."""
         out[...] = base
         as_unsigned(out)[parts[INDICES]] = parts[VALUES]
 
@@ -157,14 +162,17 @@ class SparsePatchDelta(DeltaCodec):
         check(tensor)
 
     def fits(self, tensor: Tensor, shape: tuple[int, ...]) -> bool:
-        """Return whether the base may have this shape: the tensor's or, for a flat tensor, any with enough elements."""
+        """Return whether the delta ``tensor`` can be applied to a base with ``shape``.
+
+        The shapes must be equal. Exception: for a flat tensor, the base may have any shape with enough elements.
+        """
         return tensor.size <= prod(shape) if tensor.params.get("flat") is True else tensor.shape == shape
 
     def encoder(self, shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> PatchEncoder:
         """Return the encoder. Option ``count``: the number of changed elements, if the caller counted them.
 
-        Raises ``UnsupportedError`` ``sparse_patch.dtype`` for complex or incomplete bytes; ``UsageError``
-        ``sparse_patch.option``.
+        Raises ``UnsupportedError`` ``sparse_patch.dtype`` for complex numbers, and for elements that do not fill
+        complete bytes; ``UsageError`` ``sparse_patch.option``.
         """
         unknown = sorted(set(options) - {"count"})
         row = resolve_dtype(dtype)

@@ -28,10 +28,10 @@ def streams(size: int) -> bool:
 
 
 def grid_of(rows: int, cols: int) -> int:
-    """Return the number of elements of which each chunk's start is a multiple: full rows, about ``_GRID``.
+    """Return the number of elements at whose multiples chunks begin: that of full rows, about ``_GRID``.
 
-    The same multiples then apply to chunks of rows and to chunks of elements. If a row is longer than ``_GRID``, chunks
-    may begin within the row.
+    Chunks of rows and chunks of elements begin at the same multiples. Exception: a single row of more than ``_LONG``
+    elements is divided at multiples of ``_GRID``.
     """
     return _GRID if rows == 1 and cols > _LONG else max(1, _GRID // max(cols, 1)) * max(cols, 1)
 
@@ -72,10 +72,11 @@ class RestObserver:
 
 @dataclass(eq=False)
 class RestRange(RestObserver):
-    """Records the range of the differences that are not among the largest, and a value before each ``grid`` multiple.
+    """Records the range of the differences that are not among the largest, and a difference before each multiple of
+    ``grid``.
 
-    If ``gaps`` is set, the value is the last one before the multiple that is not among the largest; otherwise the
-    element directly before the multiple.
+    If ``gaps`` is set, this is the last difference before the multiple that is not among the largest. Otherwise it is
+    the difference directly before the multiple.
     """
 
     ranges: ClassVar[bool] = True
@@ -94,7 +95,7 @@ class RestRange(RestObserver):
         self._indices, self._values = np.full(count, -1, np.int64), np.zeros(count, np.float32)
 
     def last_before(self, start: int) -> float:
-        """Return the value recorded before element ``start``, a multiple of ``grid``."""
+        """Return the difference that was recorded for ``start``, a multiple of ``grid``."""
         return float(self._values[start // self.grid])
 
     def observe_passed(self, passed: PassedValues, stop: int) -> None:
@@ -125,11 +126,10 @@ class RestRange(RestObserver):
 
 
 class LargestSearch:
-    """A search for the ``count`` largest magnitudes in a tensor of ``size`` elements; of equal ones, lower positions
-    win.
+    """A search for the ``count`` largest magnitudes in a tensor of ``size`` elements.
 
-    It collects up to ``spare`` candidates more than ``count``, then drops all but the largest ``count``. Later
-    candidates must exceed the smallest remaining one.
+    Among equal magnitudes, lower positions are preferred. The search collects up to ``spare`` candidates more than
+    ``count``, then drops all but the largest ``count``. Later candidates must exceed the smallest remaining candidate.
     """
 
     def __init__(self, codec: str, size: int, count: int, grid: int, observer: RestObserver) -> None:
@@ -151,7 +151,9 @@ class LargestSearch:
 
     @classmethod
     def memory(cls, size: int, count: int, grid: int) -> int:
-        """Return the bytes of memory of a search: candidates, temporaries of pruning, and records per ``grid``."""
+        """Return the number of bytes that a search needs: candidates, temporary arrays, and records for multiples of
+        ``grid``.
+        """
         capacity = min(size, count + cls.spare(count))
         return (12 + 26) * capacity + 12 * BATCH + 64 * (size // grid + 1)
 
@@ -171,9 +173,10 @@ class LargestSearch:
             start = stop
 
     def result(self) -> tuple[Array, Array]:
-        """Return positions and values of the largest differences, by position; called once, after the last value.
+        """Return the positions and values of the largest differences, ordered by position; called once, after the last
+        value.
 
-        The arrays are slices of the candidates' memory, which ``memory`` includes; a copy would not pay off.
+        The arrays are views of the search's memory, which ``memory`` includes.
         """
         self._prune()
         return self._positions[: self._count], self._values[: self._count]

@@ -228,7 +228,11 @@ def check_values(tensor: Tensor, part: Part, count: int) -> None:
 
 
 def decodable(tensor: Tensor) -> DType:
-    """Return the tensor's element type; raise ``UnsupportedError`` if it is unknown or packed, that is, only copied."""
+    """Return the tensor's element type.
+
+    Raises ``UnsupportedError`` if the type is unknown, or if its elements do not fill complete bytes. Parts of these
+    types can only be copied.
+    """
     row = DTYPES.get(tensor.dtype)
     if row is None:
         raise UnsupportedError(

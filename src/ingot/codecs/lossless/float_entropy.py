@@ -61,7 +61,9 @@ class EntropyEncoder(Encoder):
 
 
 class EntropyReader(Rows):
-    """A sequential reader of any runs of rows; it buffers a few chunks, and values of a chunk in which rows end.
+    """A sequential reader that accepts any number of rows per call.
+
+    It buffers a few chunks. If rows end within a chunk, it also buffers the chunk's remaining values.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ class EntropyParams:
 
     @property
     def width(self) -> int:
-        """The number of bytes of an element, and of planes of a chunk."""
+        """The number of bytes of an element, which is also the number of planes of a chunk."""
         return DTYPES[self.dtype].bits // 8
 
     def chunks(self, size: int) -> int:
@@ -43,7 +43,7 @@ class EntropyParams:
         return -(-size // self.chunk)
 
     def limit(self, size: int) -> int:
-        """Return the largest possible number of bytes of ``planes``, with every plane stored raw after its mode."""
+        """Return the largest possible number of bytes of ``planes``: every plane is raw, after the byte of its mode."""
         return self.width * (size + self.chunks(size))
 
     def attributes(self, size: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from ingot.model.tensor import Array, Tensor
 
 
 class Window:
-    """A count of exponents that yields the seven consecutive exponents with the most values.
+    """A counter of exponents, which finds the seven consecutive exponents with the most values.
 
     Attributes
     ----------

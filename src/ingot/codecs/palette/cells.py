@@ -50,10 +50,10 @@ class Cells:
         self._totals: Array | None = None
 
     def nearest(self, centroids: Array) -> tuple[float, float, Array]:
-        """Assign each point to its nearest centroid; return the squared error, and the mean of each centroid's points.
+        """Assign each point to its nearest centroid; return bounds of the squared error, and the means of the points.
 
-        The squared error is returned as two bounds of the value that ``Cloud`` computes, which adds f32 distances, each
-        with an error below 5e-7, in f64. For centroids with points, the means equal those of ``Cloud``.
+        The two bounds enclose the squared error that ``Cloud`` computes. ``Cloud`` adds f32 distances in f64; each
+        distance has an error below 5e-7. For centroids with points, the means equal those of ``Cloud``.
         """
         count, size = centroids.shape
         parts = self._cells // _PART

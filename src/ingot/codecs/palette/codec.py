@@ -97,7 +97,7 @@ class BandReader(Rows):
         self._inner.finish()
 
     def _next(self, rows: int, dtype: np.dtype[Any]) -> Array:
-        """Return the values of the bands that the next ``rows`` rows need, or of fewer bands."""
+        """Return the values of the next bands: the bands that ``rows`` rows need, but at most ``_step`` bands."""
         bands = min(self._step, self._bands - self._band, -(-rows // self._band_rows))
         if bands < 1:
             raise ValueError("more rows were requested than the tensor has")

@@ -298,7 +298,7 @@ def prepare(shape: tuple[int, ...], dtype: str, options: Mapping[str, Any]) -> P
 
 
 def _of_chunk(settings: Settings, shape: tuple[int, ...]) -> PaletteLayout:
-    """Return the layout of a chunk with ``shape``, as of a tensor that has only the chunk's groups."""
+    """Return the layout of a chunk with ``shape``, as if the chunk's groups were all groups of the tensor."""
     params = settings.params
     if not settings.sliced:
         return params if settings.grouped else replace(params, groups=(1,) * len(shape), vector_axis=0)
@@ -345,9 +345,10 @@ def _axis(options: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> int:
 
 
 def _groups(options: Mapping[str, Any], length: int, size: int) -> int:
-    """Return the smallest number of codebooks for ``length`` indices, which contain ``size`` channels each.
+    """Return the smallest number of codebooks along an axis of ``length`` indices, of which each stands for ``size``
+    channels.
 
-    A codebook may have at most as many channels as the option ``group`` states.
+    The option ``group`` is the largest number of channels that share a codebook.
     """
     group = options.get("group", "tensor")
     if group == "tensor" or not length:

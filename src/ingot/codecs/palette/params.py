@@ -28,7 +28,7 @@ def run_length(layout: PaletteLayout, shape: tuple[int, ...]) -> int:
 
 
 def run_ids(layout: PaletteLayout, shape: tuple[int, ...], first: int, stop: int) -> Array | None:
-    """Return the codebook of each run from ``first`` to ``stop``, u32; None if there is only one codebook."""
+    """Return the index of the codebook of each run from ``first`` to ``stop``: u32; None if there is only one."""
     if layout.codebooks == 1:
         return None
     index = layout.index_shape(shape)

@@ -125,7 +125,7 @@ class Lookup:
 
 
 class HighFirst(PartReader):
-    """A reader of bytes with two codes that moves the first code to the low bits."""
+    """A reader of bytes whose high bits contain the first of two codes; it exchanges the two codes of each byte."""
 
     def readinto(self, out: memoryview) -> None:
         super().readinto(out)
@@ -185,7 +185,10 @@ def require_padding(last: int, used: int, rule: str, location: str) -> None:
 
 
 def chunk_step(rows: int, cols: int, params: PaletteLayout) -> int:
-    """Return the multiple of ``rows`` at which chunks may begin, because packed indices begin at a byte."""
+    """Return the number of rows at whose multiples chunks may begin.
+
+    It is a multiple of ``rows`` for which the packed indices begin at a byte.
+    """
     unit = 8 * params.vector_size
     return lcm(max(rows, 1), unit // gcd(unit, max(cols, 1) * params.bits))
 

@@ -85,7 +85,9 @@ class ReaderWindow:
 
 
 class Scales:
-    """Scales in f32, multiplied by the second scale; scales of one byte stay bytes, and a table has their values.
+    """The scales of a tensor, multiplied by the second scale.
+
+    Scales of one byte are indices into ``table``, which contains the products. All other scales are returned in f32.
 
     Parameters
     ----------
@@ -153,7 +155,7 @@ class Decoder:
     shape : tuple of int
         The shape in stored order.
     table : array or None
-        The codebook in f32; None if the layout names the values.
+        The stored codebook in f32; None if the layout refers to a known table by name.
     scales : Scales
     """
 

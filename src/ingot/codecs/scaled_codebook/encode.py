@@ -128,7 +128,8 @@ class ScaledEncoder(Encoder):
     def _groups(self, wide: Array) -> tuple[Array, Array, Any]:
         """Return the values in groups, the largest magnitude of each group, and an index from values to groups.
 
-        ``wide`` must begin with a group, which ``step`` ensures.
+        The first value of ``wide`` must be the first value of a group. It is, because chunks begin at multiples of
+        ``step``.
         """
         grid, (rows, cols) = self._layout.grid, wide.shape
         if isinstance(grid, Tiles):
@@ -190,7 +191,7 @@ def _finite(rows: Array) -> Array:
 
 
 def _step(layout: ScaledCodebookLayout, shape: Shape) -> int:
-    """Return the number of rows of which each chunk's start must be a multiple.
+    """Return the row alignment of chunks: each chunk must begin at a multiple of this number of rows.
 
     At these rows the indices begin at a byte, and a block or run of scales begins.
     """

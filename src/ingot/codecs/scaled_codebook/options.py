@@ -36,7 +36,7 @@ _option_error = partial(option_error, ID)
 
 
 def layout_of(shape: Shape, dtype: str, options: Mapping[str, Any]) -> tuple[str, ScaledCodebookLayout]:
-    """Return the name of the table values, and the layout that the options declare.
+    """Return the value of the option ``table``, and the layout that all options declare.
 
     Raises
     ------

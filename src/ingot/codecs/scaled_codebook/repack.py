@@ -40,9 +40,9 @@ _NEIGHBOURS = 8
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """The second scale of the target layout, or None.
+    """The second scale of the target layout; ``value`` is None if the target has no second scale.
 
-    ``rounded`` states that some values are equal only after rounding to the tensor's type.
+    If ``rounded`` is true, some values are equal only after rounding to the tensor's type.
     """
 
     value: np.float32 | None
@@ -243,7 +243,11 @@ class _Reader:
         self._scales.finish()
 
     def _next_scales(self, first: int, last: int) -> Array:
-        """Return the scales of rows; a scale that applies to several rows is split among them."""
+        """Return the scales of the target for rows ``first`` to ``last``.
+
+        If a stored scale applies to a larger area than a scale of the target, it is repeated. If the target stores one
+        scale for several rows, it is returned with one of these rows.
+        """
         repack, count, total = self._repack, self._count, max(self._rows, 1)
         stored = repack.stored
         target = repack.target

@@ -108,7 +108,10 @@ class BlocksEncoder(Encoder):
         return chunk
 
     def decode(self, parts: Mapping[str, Array], out: Array) -> None:
-        """Decode the parts that ``encode`` returned for one chunk; its first row identifies the remaining rows."""
+        """Decode the parts that ``encode`` returned for one chunk.
+
+        The index of the chunk's first row, ``parts.start``, determines which of its rows are stored.
+        """
         start = parts.start if isinstance(parts, ChunkParts) else 0
         within = parts.within if isinstance(parts, ChunkParts) else {k: v for k, v in parts.items() if k != "mask"}
         if self.full_size:

@@ -120,7 +120,10 @@ class CsrReader(Rows):
             reader.finish()
 
     def _read_rows(self, out: Array, rows: int) -> None:
-        """Fill the flat ``out`` with the next rows, in batches: stored values may need more memory than rows."""
+        """Fill the flat ``out`` with the next rows, in batches.
+
+        Batches limit memory, because the stored values may need more memory than the rows.
+        """
         self._start()
         counts = self._counts(rows)
         out.view(np.uint8)[...] = 0

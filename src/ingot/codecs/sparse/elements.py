@@ -147,7 +147,10 @@ def values_spec(row: DType, size: int) -> PartSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleChunkEncoder(Encoder):
-    """The base class of both encoders, which need the tensor in one chunk because its number of values is unknown."""
+    """The base class of the encoders of ``sparse_csr`` and ``sparse_coo``.
+
+    They need the tensor in one chunk, because the number of stored values is unknown in advance.
+    """
 
     parts: tuple[PartSpec, ...]
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -110,7 +110,7 @@ def _refuse_inner(tensor: Tensor) -> None:
 
 
 def with_codes(params: MaskParams, codes: Part) -> Tensor:
-    """Return the inner tensor with ``codes``, those of all elements, as its codes."""
+    """Return the inner tensor of a mask with the part ``codes``, which contains the codes of all elements."""
     assert params.inner is not None
     return replace(params.inner, parts={**params.inner.parts, CODES[params.inner.codec]: codes})
 

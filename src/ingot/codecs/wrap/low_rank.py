@@ -73,7 +73,7 @@ def _may_overflow(left_factor: Array, right: Array, dtype: str) -> bool:
 
 
 def _refuse_overflow(left_factor: Array, right: Array, out: Array) -> None:
-    """Raise ``CodecError`` if a value of ``out`` is not finite although its row and column of factors are."""
+    """Raise ``CodecError`` if a value of ``out`` is not finite although all factors of its row and column are."""
     sound = np.logical_and.outer(np.isfinite(left_factor).all(axis=1), np.isfinite(right).all(axis=0))
     if bool((sound & ~np.isfinite(out)).any()):
         dtype = float_name(out)
@@ -187,7 +187,10 @@ class LowRankEncoder(Encoder):
         self.params = {"codec_version": VERSION, "rank": len(self._factors[1]), "dtype": self._dtype}
 
     def _refuse_overflow(self, left_factor: Array, right: Array) -> None:
-        """Compute the product, a few rows at a time, if it may exceed the range of the tensor's type."""
+        """Raise ``CodecError`` ``low_rank.overflow`` if the product exceeds the range of the tensor's type.
+
+        If the largest factors allow an overflow, the product is computed, a few rows at a time.
+        """
         if _may_overflow(left_factor, right, self._dtype):
             step = max(1, _SCRATCH // max(right.shape[1], 1))
             for start in range(0, len(left_factor), step):

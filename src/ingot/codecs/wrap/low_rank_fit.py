@@ -55,10 +55,11 @@ def factors(rows: Array, max_rank: int, error: float | None) -> tuple[Array, Arr
 
 
 def spectrum(blocks: Callable[[], Iterable[Array]], cols: int, max_rank: int) -> Array:
-    """Return, for ranks 0 to ``max_rank``, upper bounds of the fraction of a matrix's squared norm in the residual.
+    """Return an upper bound of the residual for each rank from 0 to ``max_rank``, as a fraction of the squared norm.
 
-    The same iteration runs on the row space alone (algorithm 4.4 with one step). It reads the matrix twice, in blocks
-    of rows, and never has all of it in memory. The bounds are the exact residuals of the subspace that it finds.
+    As in ``factors``, a randomized iteration finds a subspace, here of the row space alone (algorithm 4.4 with one
+    step). The matrix is read twice, in blocks of rows, and is never in memory in full. The bounds are the exact
+    residuals of this subspace.
 
     Parameters
     ----------

@@ -81,7 +81,10 @@ class CorrectedReader(Rows):
 
 
 class CorrectedEncoder(Encoder):
-    """An encoder that passes the matrix to an inner encoder and factors its error; it stores both until written."""
+    """An encoder that passes the matrix to an inner encoder, and stores the inner encoder's error as two factors.
+
+    A fit pass finds the factors, which are retained until the tensor is written.
+    """
 
     codec: str = ID
     fit_passes: int = 1

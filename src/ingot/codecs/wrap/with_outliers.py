@@ -215,7 +215,7 @@ class OutlierEncoder(Encoder):
 
         Raises ``CodecError`` ``with_outliers.overflow`` if an outlier exceeds the range of its type, and the errors of
         the inner encoder. If a row has more than ``per_row`` values that are not finite, the inner encoder gets the
-        others.
+        ones that exceed this number.
         """
         columns = self._columns(rows)
         outliers = np.take_along_axis(rows, columns, axis=1)
