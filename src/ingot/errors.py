@@ -62,7 +62,10 @@ class IngotError(Exception):
         return f"{text} [{self.rule}]" if self.rule else text
 
     def add_location(self, where: str) -> IngotError:
-        """Put ``where`` in front of the error's location and return the error; for outer layers of the code."""
+        """Put ``where`` in front of the error's location, and return the error.
+
+        Outer layers of the code call this to add the file or tensor that they process.
+        """
         self.where = f"{where}: {self.where}" if self.where else where
         return self
 

@@ -1,1 +1,4 @@
-"""Shared tools, the only copy of each. Imports nothing of Ingot but ``ingot.errors`` and the native core."""
+"""Tools that several packages share; each is implemented only once.
+
+This package imports nothing of Ingot except ``ingot.errors`` and the native core.
+"""

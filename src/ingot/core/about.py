@@ -1,4 +1,4 @@
-"""The metadata of an option: its help text, its names on the command line, and what values it takes."""
+"""The metadata of an option: its help text, its names on the command line, and the values that it accepts."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ def bordered(function: Callable[P, R]) -> Callable[P, R]:
 def foreign_error(error: Exception, *, has_caller: bool = True) -> IngotError | None:
     """Return Ingot's error for an error of the system or of another package.
 
-    None for a defect of Ingot, and, if other code called Ingot (``has_caller``), for an error of that code.
+    Returns None if the error is a defect of Ingot. If other code called Ingot (``has_caller``), also returns None for
+    errors that this code raised.
     """
     if isinstance(error, IngotError):
         return error

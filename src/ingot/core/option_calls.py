@@ -43,7 +43,7 @@ def with_keywords(message: str, fields: Mapping[str, tuple[Field[Any], About]]) 
     """Return a message with Python's spelling of the options: ``bits=4`` for ``--bits 4``, ``resume=True`` for
     ``--resume``, ``bits=`` for ``--bits`` alone.
 
-    Commands in backticks are unchanged, and options of which the message has Python's spelling too.
+    Commands in backticks are unchanged. An option is also unchanged if the message already has its Python spelling.
     """
     names = {
         f"--{keyword.rstrip('_').replace('_', '-')}": name
@@ -103,10 +103,10 @@ def bind(
 
 
 def check_value(name: str, value: Any, field: Field[Any], about: About, operation: str) -> None:
-    """Raise ``UsageError`` if a value has none of the types of its option, as far as these are known.
+    """Raise ``UsageError`` if a value has none of the types of its option.
 
-    A number below the minimum is an error too. The rule is ``OPERATION.option``; for a path ``store.path``, for a size
-    ``size.syntax``.
+    Types that this module does not support are not checked. A number below the minimum is an error too. The rule is
+    ``OPERATION.option``. Exceptions: ``store.path`` for a path, and ``size.syntax`` for a size.
     """
     if field.default is not MISSING and value is field.default:
         return

@@ -65,7 +65,7 @@ class Regex:
         self._end = _State(0, ())
 
     def matches(self, text: str) -> bool:
-        """Return whether the expression matches the beginning of a text, or all of it."""
+        """Return whether the expression matches ``text`` from its beginning, as ``re.match`` does."""
         if not text.startswith(self._prefix):
             return False
         state = self._end

@@ -37,7 +37,11 @@ class DeclaredChunks(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ChunkDigests:
-    """The digests of a part's chunks, whose number fits the part's ``length``."""
+    """The digests of the chunks of a part with ``length`` stored bytes.
+
+    Each chunk has ``size`` bytes; the last one may be shorter. ``digests`` contains one digest for each chunk,
+    concatenated.
+    """
 
     algorithm: str
     size: int
@@ -54,7 +58,10 @@ class ChunkDigests:
         self._compare(index, checksums.raw(checksums.digest(self.algorithm, data)), rule, location)
 
     def check_all(self, digests: bytes, rule: str, location: str) -> None:
-        """Raise ``IntegrityError`` for the first chunk whose digest differs in ``digests``."""
+        """Raise ``IntegrityError`` for the first chunk that does not match.
+
+        ``digests`` are the digests of all chunks, computed from the present bytes and concatenated.
+        """
         if digests != self.digests:
             width = checksums.WIDTHS[self.algorithm]
             for index in range(len(self.digests) // width):
@@ -79,7 +86,7 @@ def read_chunks(
 ) -> ChunkDigests | None:
     """Return the digests of a part's chunks.
 
-    None if the file declares no chunk digests, or if Ingot does not support their algorithm.
+    Returns None if the file declares no chunk digests, or if Ingot does not support their algorithm.
 
     Parameters
     ----------
@@ -123,7 +130,7 @@ def read_chunks(
 def single_chunk(digest: str, length: int) -> ChunkDigests | None:
     """Return a small part's digest as the digest of its only chunk.
 
-    None if the part is empty or large, or if the algorithm is not supported.
+    Returns None if the part is empty or large, or if the algorithm is not supported.
     """
     algorithm = checksums.supported_algorithm(digest)
     if not 0 < length <= LARGE or algorithm is None:
@@ -134,7 +141,8 @@ def single_chunk(digest: str, length: int) -> ChunkDigests | None:
 def stand_in(algorithm: str | None, length: int) -> bytes | None:
     """Return zeros in place of the digests of a part's chunks, to reserve their space in a file that is being written.
 
-    None if no digests will be declared: without an algorithm, or for a part of at most ``LARGE`` bytes.
+    Returns None if the file will declare no digests of chunks: if ``algorithm`` is None, or if the part has at most
+    ``LARGE`` bytes.
     """
     if algorithm is None or length <= LARGE:
         return None

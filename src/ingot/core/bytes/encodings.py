@@ -4,8 +4,8 @@
 3.1 makes such a sequence one valid zstd stream, so all readers decode it. Frames can be written and read in parallel,
 and the output does not depend on the sizes of the input buffers.
 
-``zt.zstd-seekable/1`` is the encoding of zTensor's container version 2: frames of equal content with a checksum each,
-followed by a seek table (zTensor's profile of zstd's seekable format 0.1.0, ``contrib/seekable_format``).
+``zt.zstd-seekable/1`` is the encoding of zTensor's container version 2: frames of equal content size, each with a
+checksum, followed by a seek table (zTensor's profile of zstd's seekable format 0.1.0, ``contrib/seekable_format``).
 
 ``ingot.packed/1`` is Ingot's entropy coding of packed integers and blocks, in frames too (``core.bytes.packed``).
 """
@@ -85,10 +85,10 @@ def seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
 def bound(size: int, encoding: str = "zstd") -> int:
     """Return the largest possible size of ``size`` bytes after compression in frames of ``FRAME`` bytes.
 
-    For the encoding ``zt.zstd-seekable/1`` this includes the seek table, for ``ingot.packed/1`` the index.
+    The result includes the seek table of ``zt.zstd-seekable/1``, or the index of ``ingot.packed/1``.
 
-    RFC 8878 section 3.1.1: a frame's header has at most 18 bytes with its magic number, and an incompressible block is
-    stored raw after 3 bytes; zstd writes blocks of up to 128 KiB.
+    Source: RFC 8878 section 3.1.1. A frame's header has at most 18 bytes with its magic number. An incompressible block
+    is stored raw after 3 bytes. zstd writes blocks of up to 128 KiB.
     """
     if encoding == PACKED:
         return packed.bound(size)
@@ -106,9 +106,10 @@ class ReadsAt(Protocol):
 
 
 class FramesReader(ABC):
-    """Decodes a stream of frames of equal content, whose sizes are in a table; skipped frames are not decoded.
+    """Decodes a stream of frames of equal content size; skipped frames are not decoded.
 
-    It needs the memory of one frame and of the table, whose size is bounded by the size of the stream.
+    A table in the stream lists the sizes of the frames. The reader needs memory for one frame and for the table, whose
+    size is bounded by the size of the stream.
 
     Parameters
     ----------
@@ -135,7 +136,10 @@ class FramesReader(ABC):
 
     @abstractmethod
     def _open(self, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Read the table; return the stored and the decoded bytes of every frame. Only the last may be smaller."""
+        """Read the table; return the numbers of stored and decoded bytes of every frame.
+
+        All frames have the same number of decoded bytes, except that the last one may have fewer.
+        """
 
     @abstractmethod
     def _decode(self, index: int, data: Buffer, out: memoryview) -> None:
@@ -257,7 +261,7 @@ class _FrameDecoder:
     def decode(self, data: Buffer, max_bytes: int) -> bytes:
         """Return at most ``max_bytes`` of decompressed content; empty if more stored bytes are needed.
 
-        ``data`` are the next stored bytes: empty ones until the bytes before them are used up.
+        ``data`` are the next stored bytes. The caller passes them once, and then empty bytes until the result is empty.
         """
         while True:
             if self._frame is None or self._frame.eof:

@@ -38,7 +38,10 @@ FRAME = 1 << 19
 """Decoded bytes of a frame, rounded down to whole records."""
 MAX_CONTENT = 1 << 20
 MAX_RATIO = MAX_CONTENT // 8
-"""The largest number of decoded bytes for a stored one: a frame has eight bytes in the index."""
+"""The largest number of decoded bytes per stored byte.
+
+A frame decodes to at most ``MAX_CONTENT`` bytes, and has at least its eight bytes in the index.
+"""
 _MAX_SYMBOLS = 1 << 20
 _MAGIC = b"ingpack1"
 _END = Struct("<IIII8s")
@@ -93,7 +96,9 @@ _LOCAL = threading.local()
 
 
 def _scratch(purpose: str, size: int) -> Array:
-    """Return the first ``size`` bytes of a buffer of the calling thread: new pages for every frame would take long."""
+    """Return the first ``size`` bytes of a buffer that the calling thread reuses; new memory for every frame would be
+    slow.
+    """
     buffer: Array | None = getattr(_LOCAL, purpose, None)
     if buffer is None or len(buffer) < size:
         buffer = np.empty(size, np.uint8)
@@ -285,7 +290,7 @@ MIN_STORED = _END.size + len(RecordLayout(1, (), ()).to_bytes())
 
 
 def read_index(read: Callable[[int, int], Buffer], length: int, expected: int, location: str) -> PackedIndex:
-    """Return the index of a part of ``length`` stored bytes with ``expected`` decoded ones.
+    """Return the index of a part of ``length`` stored bytes and ``expected`` decoded bytes.
 
     ``read(offset, length)`` returns stored bytes. Raises ``FormatError`` ``part.packed``.
     """

@@ -33,7 +33,7 @@ byte of stream ``first``. ``MAGNITUDE``: the absolute value of a signed byte. ``
 _SECOND = (HALF, RATIO)
 
 BYTES, SOURCE_BITS, TARGET_BITS = range(3)
-"""The elements of a field: bytes on both sides, or an array of bits on one side."""
+"""The values of ``Field.side``: elements are bytes on both sides, bits in the source, or bits in the target."""
 
 _HEAD = Struct("<HHBB")
 _STREAM = Struct("<HHBBBB")
@@ -58,9 +58,11 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Moves ``bits`` bits of each of ``count`` elements, from byte ``source`` on to byte ``target`` on.
+    """A field, which moves ``bits`` bits of each of ``count`` elements from a record to its streams.
 
-    The source is a record. The target are its streams, whose bytes are numbered in the order of the streams.
+    The elements begin at byte ``source`` of the record, and at byte ``target`` of the streams. The bytes of all streams
+    of a record are numbered in the order of the streams. The bits of an element begin at ``source_shift`` and
+    ``target_shift``. ``side`` states whether the elements are bytes or bits.
     """
 
     source: int
@@ -87,12 +89,15 @@ class RecordLayout:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first byte of every stream among the bytes of a record's streams."""
+        """The offset of each stream among the bytes of all streams of a record."""
         lengths = np.array([0, *(stream.length for stream in self.streams)])
         return tuple(int(start) for start in np.cumsum(lengths)[:-1])
 
     def move(self, source: Array, target: Array, records: int, *, join: bool) -> None:
-        """Move all fields of records to their streams, or back if ``join``. ``target`` must consist of zeros."""
+        """Move all fields of ``records`` records to their streams, or back if ``join`` is set.
+
+        ``target`` must consist of zeros.
+        """
         constant, per_record = self._columns
         columns = constant + per_record * records
         if join:
@@ -102,7 +107,10 @@ class RecordLayout:
 
     @cached_property
     def _columns(self) -> tuple[Array, Array]:
-        """The arguments of ``native.kernels.move_bits`` for each field, and their increase per record."""
+        """The arguments of ``native.kernels.move_bits``, [fields, 9], as two arrays.
+
+        The first array contains constant terms. The second one is multiplied by the number of records.
+        """
         constant, per_record = np.zeros((2, len(self.fields), 9), np.int64)
         for index, field in enumerate(self.fields):
             stream = max(k for k, start in enumerate(self.starts) if start <= field.target)

@@ -27,7 +27,7 @@ MAX_ENTRIES = 65_536
 
 
 class NameChecker:
-    """Checks an archive's names: none may leave the folder, or equal another one on any file system."""
+    """Checks an archive's names: a path must be inside the folder, and all names must differ on every file system."""
 
     def __init__(self) -> None:
         self._spelling: dict[str, str] = {}

@@ -195,13 +195,13 @@ class _Blocks:
         return block
 
     def small(self, size: int) -> bytes:
-        """Return a content of at most 1 MiB."""
+        """Return the content of an entry of ``size`` bytes, at most 1 MiB."""
         if size > _MAX_HEADER:
             raise FormatError(RULE, f"attributes of more than {_MAX_HEADER} bytes", where=self._location)
         return self._exactly(-(-size // _BLOCK) * _BLOCK)[:size]
 
     def content(self, size: int) -> Iterator[bytes]:
-        """Yield a content in chunks of at most 1 MiB, and pass the bytes that fill its last block."""
+        """Yield the content of an entry in chunks of at most 1 MiB, and skip the bytes that fill its last block."""
         remaining = size
         while remaining:
             data = self._read(min(remaining, _CHUNK))
@@ -212,7 +212,7 @@ class _Blocks:
         self._exactly(-size % _BLOCK)
 
     def finish(self) -> None:
-        """Read the end, which must be zeros."""
+        """Read the remaining bytes of the stream, which must be zeros."""
         while data := self._read(_CHUNK):
             if any(data):
                 raise FormatError(RULE, "bytes after the end of the archive", where=self._location)

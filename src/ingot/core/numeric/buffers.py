@@ -1,7 +1,7 @@
 """Reuse of large blocks of memory while a pipeline runs.
 
-The system clears each new page at its first use, which takes longer than most kernels need for it, and the allocator
-returns large blocks to the system as soon as they are freed.
+The system clears each new page at its first use, which takes longer than most kernels spend on the page. The allocator
+returns large blocks to the system as soon as they are freed, so that later blocks consist of new pages.
 """
 
 from __future__ import annotations

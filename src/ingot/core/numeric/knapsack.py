@@ -65,7 +65,7 @@ class _Increments:
 
 
 def allocate(costs: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]], limit: float) -> Allocation | None:
-    """Return the allocation of minimum cost whose total size is at most ``limit``; None if all are larger.
+    """Return the allocation of minimum cost whose total size is at most ``limit``; None if all allocations are larger.
 
     Parameters
     ----------
