@@ -9,7 +9,8 @@ from ingot.model.tensor import Array
 from ingot.quantization.grid import Rounded
 
 BLOCK = 128
-"""The number of rows that are rounded, and descend, together: even, as products in bf16 need."""
+"""The number of rows that are rounded together and that descent changes together; products in bf16 need an even number.
+"""
 
 
 def rows_of(bands: Sequence[Rounded]) -> Iterator[slice]:
@@ -47,6 +48,9 @@ def _cut(numbers: Array | None, rows: slice) -> Array | None:
 
 
 def spans_between(span: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the first column of each span, and the column after its last one."""
+    """Yield the first column of each span, and the column after its last one.
+
+    All spans have ``span`` columns, except that the last one ends at ``last``.
+    """
     for start in range(first, last, span):
         yield start, min(start + span, last)

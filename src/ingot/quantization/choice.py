@@ -169,14 +169,14 @@ def parse_quantizer(quantizer: object, codec: str, options: Mapping[str, Any]) -
         ``importance``, ``gptq`` or ``two-sided``. With the prefix ``awq+``, scales of channels are searched first;
         ``awq`` alone is ``awq+importance``.
     codec : str
-        ``affine``: integers, options ``bits`` (1 to 8; 1, symmetric alone: signs), ``group`` columns or ``row``,
-        ``scales``, ``symmetric`` and ``zero_kind``. With ``coded_bits``, 1 to 7, and ``two-sided``: integers of 8 bits
-        in rows for an entropy coder, which stores them in this number of bits on average; option ``scales``.
-        ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``; or ``table``
-        ``f4_e2m1fn`` with the ``group`` and ``scales`` of MXFP4 or NVFP4. ``ggml_blocks``: option
-        ``type``. ``palette``: learnt values, options ``bits`` and ``group``, channels that share a table or
-        ``tensor``. All but ``importance`` have ``act_order``. ``trellis``: the options of
-        ``scaled_codebook``, without ``act_order`` and ``awq``. All have ``correct_bias``.
+        ``affine``: integers, options ``bits`` (1 to 8; a single bit stores the sign, and must be symmetric), ``group``
+        columns or ``row``, ``scales``, ``symmetric`` and ``zero_kind``. With ``coded_bits``, 1 to 7, and ``two-sided``:
+        integers of 8 bits in rows for an entropy coder, which stores them in this number of bits on average; option
+        ``scales``. ``scaled_codebook``: a learnt table, options ``bits`` (2 to 4), ``group``, ``scales``; or ``table``
+        ``f4_e2m1fn`` with the ``group`` and ``scales`` of MXFP4 or NVFP4. ``ggml_blocks``: option ``type``.
+        ``palette``: learnt values, options ``bits`` and ``group``, channels that share a table or ``tensor``. All but
+        ``importance`` have ``act_order``. ``trellis``: the options of ``scaled_codebook``, without ``act_order`` and
+        ``awq``. All have ``correct_bias``.
 
     Raises
     ------

@@ -58,8 +58,8 @@ class RowSteps(NamedTuple):
     rows : f64 [rows]
     row_noise : f64 [rows]
     column_noise : f64 [cols]
-        The variance of a target in its row, and in its column, that feedback adds to that of the error of rounding it,
-        as a multiple of the latter.
+        The variance that feedback adds to the targets of each row, by errors of other rows, and of each column, by
+        errors of earlier columns. Both are multiples of the variance of a rounding error.
     comparable : bool
         Whether an error of one step has the same weight in all matrices of a model. It has not if the statistics lack
         gradients; the steps of all rows are then equal.
@@ -72,7 +72,10 @@ class RowSteps(NamedTuple):
 
 
 def equal_steps(factors: Factors, feedback: Feedback) -> RowSteps:
-    """Return steps at which all errors weigh the same; ``feedback`` is that of the inputs."""
+    """Return the steps of rows at which an error of one step has the same weight in all rows.
+
+    ``feedback`` is the triangular factor of the second moment of the inputs.
+    """
     column_noise = np.square(feedback.upper).sum(0, dtype=np.float64)
     if factors.outputs is None or not factors.scale > 0:
         rows = 1 if factors.outputs is None else len(factors.outputs)
@@ -126,10 +129,11 @@ def find_step(lengths: Sequence[CodeLengths], bits: float) -> float:
 
 
 def choose_steps(rounded: Rounded, weights: Array, factors: Factors, feedback: Feedback) -> None:
-    """Set the scales of ``rounded``, the steps of its rows, from the step of the model in its grid.
+    """Set the scales of ``rounded``, which are the steps of its rows, from the step of the model in its grid.
 
-    If the grid has no step, or errors of the matrix cannot be compared, the codes of this matrix have the grid's bits
-    on average. ``feedback`` is that of the inputs.
+    If the grid has no step, or if errors of different matrices cannot be compared, the step of this matrix is chosen.
+    Its codes then have the bits of the grid on average. ``feedback`` is the triangular factor of the second moment of
+    the inputs.
     """
     grid = rounded.grid
     assert grid.coded is not None

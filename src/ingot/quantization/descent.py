@@ -19,8 +19,8 @@ from ingot.quantization.threads import pool_threads
 class Descent:
     """Coordinate descent: each code in turn becomes the code of least error, and scales and zeros are fitted anew.
 
-    Works in blocks of rows. Products are computed in bf16 with sums in f32. Except for their rounding, the error never
-    grows.
+    Works in blocks of rows. Products are computed in bf16 with sums in f32. The error never grows, except by the
+    rounding of these products.
     """
 
     def __init__(self, bands: Sequence[Rounded], weights: Array, factors: Factors) -> None:

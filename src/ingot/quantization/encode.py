@@ -42,7 +42,7 @@ def factors_under(rows: Array, max_rank: int, error: float | None, factors: Fact
     """Return left [rows, r] and right [r, cols], f64, whose product has the least error under ``factors``.
 
     ``max_rank`` and ``error`` have the meaning of ``low_rank_fit.factors``; ``error`` is a fraction of the norm under
-    the factors. Each column of left has the norm of the same row of right.
+    the factors. Column k of left and row k of right have the same norm.
     """
     inner, outer = _roots(factors)
     left_factor, right = _from_white(*plain_factors(_white(rows, inner, outer), max_rank, error), inner, outer)
@@ -62,7 +62,7 @@ def whiten(rows: Array, factors: Factors) -> Array:
 class Whitening:
     """The linear map of ``whiten`` for one matrix, and its inverse; triangular roots are computed once.
 
-    If ``factors`` has no outputs, all rows have the same weight.
+    If ``factors.outputs`` is None, all rows have the same weight.
     """
 
     def __init__(self, factors: Factors) -> None:
@@ -101,8 +101,8 @@ _MAX_STRETCH = 2.0
 class RoundingEncoder(Encoder):
     """An encoder of a tensor in one chunk: its matrices are rounded under their statistics, then stretched.
 
-    The rounding of least error gives a matrix Q that is shorter than the original W. In a delta, this loss recurs at
-    every token. Therefore scales are multiplied until ``<W, Q> = <W, W>`` under the factors.
+    Rounding with the least error gives a matrix Q whose projection on the original W is shorter than W. In a delta,
+    this loss recurs at every token. Therefore scales are multiplied until ``<W, Q> = <W, W>`` under the factors.
 
     Parameters
     ----------
@@ -187,9 +187,9 @@ def stretch(bands: Sequence[RoundedMatrix], weights: Array, factors: Factors) ->
 
 
 def along(weights: Array, values: Array, factors: Factors) -> float:
-    """Return the projection of ``values`` on ``weights`` under the factors: ``tr(G Q A W^T) / tr(G W A W^T)``.
+    """Return the length of the projection of Q on W as a fraction of W: ``tr(G Q A W^T) / tr(G W A W^T)``.
 
-    W is ``weights`` and Q is ``values``. The result is 1 for a zero matrix.
+    W is ``weights``, Q is ``values``, and A and G are the factors. The result is 1 for a zero matrix.
     """
     product = multiply(weights, factors.inputs)
     if factors.outputs is not None:

@@ -69,7 +69,7 @@ class Grid:
         True if the grid has scales. If false, levels are learnt values, and ``group`` is the number of columns whose
         codes coordinate descent changes together.
     second : str or None
-        ``multiply`` if all scales of a matrix are multiples of one number; ``divide`` if all are divided by it.
+        ``multiply`` if all scales of a matrix are multiplied by one number; ``divide`` if they are divided by it.
     amax : float or None
         With ``second``: the magnitude that the largest scale reaches; None for the largest magnitude of the matrix.
     coded : float or None

@@ -63,10 +63,10 @@ class Pairs:
         *,
         first: int = 0,
     ) -> None:
-        """Add the product of columns of ``a`` and ``rows`` of the factor to ``columns`` of ``out``.
+        """Add the product of columns of ``a`` and ``rows`` of the factor to ``out``, within ``columns``.
 
-        The columns of ``a`` begin at ``first``. The first of ``rows`` is even. The first of ``columns`` is a multiple
-        of ``PANEL``, or one of ``rows``.
+        ``rows`` and ``columns`` are ranges (first, stop). The columns of ``a`` begin at ``first``. The first row is
+        even. The first column is a multiple of ``PANEL``, or one of ``rows``.
         """
         span = (first, first + rows[1] - rows[0])
         native.kernels.pairs_multiply_add(

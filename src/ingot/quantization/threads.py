@@ -31,9 +31,10 @@ _CALLER = _Caller()
 
 @contextmanager
 def on_threads(limit: int | None) -> Iterator[None]:
-    """Let the calling thread's matrix use up to ``limit`` threads, shared with all other matrices.
+    """Let the calling thread use up to ``limit`` threads for its matrix; all matrices share these threads.
 
-    None stands for a thread per processor. Without this context, a matrix is rounded by the calling thread alone.
+    If ``limit`` is None, there is one thread per processor. Without this context, the calling thread rounds a matrix
+    alone.
     """
     before = _CALLER.limit
     _CALLER.limit = default_workers() if limit is None else limit
@@ -48,12 +49,17 @@ def on_threads(limit: int | None) -> Iterator[None]:
 
 
 def pool_threads() -> int:
-    """Return the number of threads that a product may use: the kernels' pool serves one product at a time."""
+    """Return the number of threads that a product may use.
+
+    It is the full limit, because the pool of the kernels computes one product at a time.
+    """
     return _CALLER.limit
 
 
 def share() -> int:
-    """Return the calling thread's part of the threads, rounded up."""
+    """Return the number of threads for the calling thread's matrix: the limit divided by the number of matrices,
+    rounded up.
+    """
     return -(-_CALLER.limit // max(_Rounding.matrices, 1))
 
 
@@ -67,7 +73,8 @@ def each_block(blocks: Sequence[Block], work: Callable[[Block], object]) -> None
 def in_steps(steps: int, blocks: int, work: Callable[[int, int], object]) -> None:
     """Call ``work(step, block)`` for all steps in order, and in each for its blocks from the last to the first.
 
-    Steps overlap: a block begins as soon as the block after it, and the same block of the step before, are complete.
+    Steps overlap on threads. A block begins when the block after it and the same block of the previous step are
+    complete.
     """
     first = [blocks] * steps  # complete block of each step
     changed = [threading.Condition() for _ in range(steps)]

@@ -159,8 +159,10 @@ class _BandLinks:
 
 
 class _Band:
-    """A band of rows during rounding: its weights, f32 [cols, rows], the weights of its rows' errors, windows and
-    scales, and the triangular factor of A, as it is and transposed.
+    """A band of rows during rounding.
+
+    ``weights`` is f32 [cols, rows]. ``weigh`` are the weights of the rows' errors. ``factor`` is the triangular factor
+    of A and its transpose; it is None if there is no feedback.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class _Band:
                     )
 
     def changes(self, group: int) -> tuple[slice, Array]:
-        """Return a group's columns, and the difference of its values to their targets: f32 [columns, rows]."""
+        """Return the columns of a group, and their decoded values minus their targets: f32 [columns, rows]."""
         columns = self._columns(group)
         values = values_of(self._grid.bits)[self._windows[columns]]
         return columns, values * self._scales[group] - self._targets[columns]
@@ -220,7 +222,7 @@ class _Band:
         return slice(group * self._grid.group, (group + 1) * self._grid.group)
 
     def _choose(self, targets: Array, group: int, shift: Array | None = None) -> None:
-        """Set the scales of a group, by which no target exceeds the largest value of the trellis."""
+        """Set the scales of a group so that no target exceeds the largest value of the trellis."""
         columns = self._columns(group)
         group_targets = targets[columns] if shift is None else targets[columns] + shift[columns]
         size = np.sqrt(np.square(group_targets, dtype=np.float64).mean(0))

@@ -17,7 +17,7 @@ from ingot.quantization.device.levels import DeviceLevels
 from ingot.quantization.device.refit import Scales, better_scales
 
 PASSES = 3
-"""The passes after feedback along rows: they leave no larger error than the two passes of the kernel."""
+"""The passes after feedback along rows; they leave no larger error than two passes of the native kernel."""
 PASSES_ALONE = 10
 """The passes if there is no G."""
 _CLASSES = 16

@@ -123,7 +123,7 @@ class DeviceMatrix:
         self.choose_rows(targets[first:last], importance[first:last], group, slice(None), elements)
 
     def choose_rows(self, targets: Any, importance: Any, group: int, rows: slice, elements: int) -> None:
-        """Choose the scales of a group for ``rows``, whose targets are f32 [columns of the group, rows]."""
+        """Choose the scales of a group for ``rows``; ``targets`` is f32 [columns of the group, rows]."""
         result = search_scales(self.levels, targets.T, importance, elements)
         self.scales[group, rows] = result.scales
         self.overflows[group, rows] = result.overflows
@@ -167,7 +167,7 @@ class DeviceMatrix:
             self.choose(self.weights, importance, span, elements)
 
     def feed_back_in_order(self, feedback: DeviceFeedback, order: Sequence[int]) -> None:
-        """Round the columns in ``order``, after all scales; ``feedback`` is the factor of A in this order."""
+        """Round the columns in ``order``; all scales must be chosen. ``feedback`` is the factor of A in this order."""
         ordered = self.weights[self.levels.torch.tensor(order, device=self.levels.device)]
         self._feed(ordered, ordered.clone(), feedback.upper, order, (0, len(order)))
 

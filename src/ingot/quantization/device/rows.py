@@ -1,7 +1,8 @@
 """Feedback along columns and rows on a device; the algorithm of ``quantization.feedback``.
 
-An element needs all earlier columns of its row and all later rows of its column. So all elements of a diagonal of a
-block of rows are rounded together, from the last row and the first column on.
+An element can be rounded after all earlier columns of its row and all later rows of its column. In a block of rows, all
+elements of a diagonal are therefore rounded together. The first diagonal is the element of the last row and the first
+column.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def feed_back_both(
 
 @dataclass(slots=True)
 class _Step:
-    """The columns of a step: their weights, their targets by earlier columns, and the changes by later rows.
+    """A step of columns: their weights, their targets after earlier columns, and the changes of these targets by later
+    rows.
 
-    All are f32 [columns, rows]; ``upper`` is the part of A's factor within the step.
+    All arrays are f32 [columns, rows]. Exception: ``upper`` is the part of A's factor within the step.
     """
 
     first: int
@@ -116,7 +118,10 @@ class _Both:
         return changes
 
     def _round_span(self, step: _Step, columns: slice, rows: slice, changes: Any) -> None:
-        """Round one diagonal after the other, from the last row and the first column on."""
+        """Round the elements of ``columns`` and ``rows``, one diagonal after the other, and update ``changes``.
+
+        The first diagonal is the element of the last row and the first column.
+        """
         matrix = self._matrix
         levels = matrix.levels
         groups = self._groups[step.first + columns.start : step.first + columns.stop]
@@ -150,5 +155,5 @@ class _Both:
 
 
 def _half(values: Any) -> Any:
-    """Return values as bf16 holds them, in f32: the products of the native kernels have such factors."""
+    """Return values rounded to bf16, as f32; products of the native kernels have factors in bf16."""
     return values.bfloat16().float()

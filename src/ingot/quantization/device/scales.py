@@ -65,10 +65,10 @@ class _Group:
     weights: Any
 
     def measure(self, scales: Any, zeros: Any) -> tuple[Any, Any, Any]:
-        """Return the sums for a regression from each candidate: levels, errors, and weighted levels.
+        """Return the levels, errors and weighted levels from which a regression improves each candidate.
 
-        ``scales`` and ``zeros`` are f32 [rows, candidates]. Levels are relative to the zero point, f32 [rows,
-        candidates, cols]; errors are f32 [rows, candidates].
+        ``scales`` and ``zeros`` are the candidates, f32 [rows, candidates]. Levels are relative to the zero point, f32
+        [rows, candidates, cols]. Errors are weighted sums of squares, f32 [rows, candidates].
         """
         values = self.values[:, None]
         wide = None if zeros is None else zeros[..., None]
