@@ -141,8 +141,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def plugins(self) -> Mapping[str, Plugin]:
         """Return the plugins' entries by name; reads metadata once and imports no plugin.
 
-        A plugin's entry with a name of Ingot's own is left out, and so are entries of two distributions with one name.
-        Each is a warning that names the distributions.
+        An entry is left out if Ingot itself, or another distribution, has an entry of the same name. A warning then
+        names the distributions.
         """
         if self._plugins is None:
             self._plugins = {}

@@ -170,7 +170,7 @@ class _Work:
 
 
 def _blocks(bands: Sequence[Rounded], rows: int) -> list[tuple[Rounded, slice]]:
-    """Return the bands in blocks of at least ``BLOCK`` rows, about one block for each thread; see ``blocks_of``."""
+    """Return the bands in blocks of rows that do not depend on each other, about one block for each thread."""
     return blocks_of(bands, max(BLOCK, -(-rows // share())))
 
 

@@ -110,7 +110,10 @@ class CodecSuite:
         return np.asarray(values).astype(numpy_dtype(case.dtype))
 
     def exact(self, tensor: Tensor) -> Array:
-        """Return the exact values of a tensor as float64; it assumes that a lossy codec decodes to float32 exactly."""
+        """Return the exact values of a tensor as float64.
+
+        The method assumes that a lossy codec decodes to float32 exactly.
+        """
         dtype = tensor.dtype if self.codec.lossless else "f32"
         return self.codec.decode(tensor, dtype).astype(np.float64)
 

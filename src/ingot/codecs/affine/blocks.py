@@ -145,7 +145,7 @@ class PackedBlocks:
         )
 
     def take(self, heads: Array) -> None:
-        """Select heads by their indices, in this order; an index may occur several times."""
+        """Select heads by their indices; the blocks are then in the order of ``heads``, which may repeat an index."""
         self._packed, self._scales, self._zeros = (
             np.take(stored, heads, axis=0) for stored in (self._packed, self._scales, self._zeros)
         )

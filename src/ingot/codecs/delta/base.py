@@ -56,7 +56,7 @@ class NeedsBase(Codec):
 
 
 class DeltaEncoder(BaseEncoder, ABC):
-    """An encoder that is prepared for one difference; it gets the same rows of base and fine-tune."""
+    """An encoder that is prepared for one difference; its methods get the same rows of base and fine-tune."""
 
     def fit_pass(self, base: Array, tuned: Array) -> None:
         """Process the next rows of a fit pass."""

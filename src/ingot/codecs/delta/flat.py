@@ -144,9 +144,10 @@ class SingleChunkEncoder(PairEncoder):
         """Do nothing: there is no fit pass."""
 
     def largest(self, differences: Differences, count: int) -> tuple[Array, Array, tuple[float, float]]:
-        """Return ascending positions and the values of the ``count`` largest magnitudes, and the range of the others.
+        """Return the positions and values of the ``count`` largest magnitudes, and the range of all other differences.
 
-        Equal magnitudes are selected by ascending position. The range is undefined if there are no others.
+        Positions ascend. Among equal magnitudes, lower positions are selected first. The range is undefined if there
+        are no other differences.
 
         Raises
         ------

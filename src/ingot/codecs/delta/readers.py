@@ -126,7 +126,10 @@ class Codes:
         return packed, first
 
     def skip(self, count: int) -> None:
-        """Skip the next ``count`` codes; the byte in which they end is read."""
+        """Skip the next ``count`` codes.
+
+        If the skipped codes end within a byte, that byte is read and buffered.
+        """
         stop = self._position + count
         seen = -(-self._position // self._per_byte)  # bytes already read
         self._position = stop

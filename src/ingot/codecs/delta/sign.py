@@ -46,7 +46,7 @@ def scale_rows(shape: tuple[int, ...]) -> int:
 
 @dataclass(kw_only=True, eq=False)
 class SignEncoder(F16Scales, PairEncoder):
-    """An encoder of scale rows; each is ``per_scale`` rows of ``cols`` columns of the matrix."""
+    """An encoder of signs and scales; a scale applies to ``per_scale`` rows of ``cols`` columns of the matrix."""
 
     parts: tuple[PartSpec, ...]
     shape: tuple[int, ...]
@@ -115,7 +115,10 @@ class RowScales:
         return np.repeat(scales, self._per_scale)[skipped : skipped + rows]
 
     def skip(self, rows: int) -> None:
-        """Skip the scales of the next ``rows`` rows; a scale that the following row shares is read."""
+        """Skip the scales of the next ``rows`` rows.
+
+        If the last skipped row and the following row share a scale, that scale is read.
+        """
         stop = self._position + rows
         seen = -(-self._position // self._per_scale)  # scales already read
         if stop // self._per_scale >= seen:

@@ -50,7 +50,7 @@ class Cells:
         self._totals: Array | None = None
 
     def nearest(self, centroids: Array) -> tuple[float, float, Array]:
-        """Assign each point to its nearest centroid; return bounds of the squared error, and the means of the points.
+        """Assign each point to its nearest centroid; return bounds of the squared error, and the mean of each cluster.
 
         The two bounds enclose the squared error that ``Cloud`` computes. ``Cloud`` adds f32 distances in f64; each
         distance has an error below 5e-7. For centroids with points, the means equal those of ``Cloud``.

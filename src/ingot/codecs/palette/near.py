@@ -13,7 +13,10 @@ MIN_CENTROIDS = 64  # with more centroids of vectors of 4, this search is faster
 
 
 class Near:
-    """Points with codes, their slack to the second-nearest centroid, and exact sums of points.
+    """Points with codes, exact sums of points, and for each point a slack.
+
+    The slack is a lower bound of how much farther all other centroids are. A point is searched again when moves of
+    centroids have used up its slack.
 
     Parameters
     ----------

@@ -235,8 +235,8 @@ class Decoder:
         """Return the scales of ``rows`` rows from row ``start`` on, and how they apply to elements.
 
         Scales apply along lines: a line is a row, or all rows if a scale may apply to several rows. The three integers
-        are the elements of a line, the consecutive elements that share a scale, and the elements of the line before the
-        first requested one.
+        are numbers of elements: the elements of a line, the consecutive elements that share a scale, and the elements
+        of the line before the first requested element.
         """
         grid = self._layout.grid
         cols = self._cols

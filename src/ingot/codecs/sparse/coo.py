@@ -75,7 +75,7 @@ def _positions(coords: Indices, shape: tuple[int, ...], count: int, location: st
 
 
 class CooReader(Rows):
-    """A reader that decodes the full tensor in the first call, because positions may have any order."""
+    """A reader that decodes the full tensor in the first call, because positions may be stored in any order."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor

@@ -44,7 +44,7 @@ def magnitudes(values: Array) -> Array:
 
 
 class Keep:
-    """A selection of the elements to store: all that are not zero or, with ``exact``, all but +0.
+    """A selection of the elements to store: all that are not zero; with ``exact`` also -0.
 
     Subclasses drop more elements. ``kept_count`` is the number of selected elements after ``fit_passes`` passes of
     ``fit_pass``.

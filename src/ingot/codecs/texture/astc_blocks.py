@@ -51,8 +51,9 @@ def library() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of an image of ``rows x cols`` texels, row by row, in *bands* of rows of blocks that are coded at a
-    time.
+    """The blocks of an image of ``rows x cols`` texels, stored row by row.
+
+    A *band* consists of the rows of blocks that are coded at a time.
     """
 
     rows: int

@@ -1,4 +1,7 @@
-"""Packing of windows into streams: bands of rows, in which the symbols of each column follow one another."""
+"""Packing of windows into streams.
+
+Rows are divided into bands. A stream consists of the symbols of one column of a band, from its first row to its last.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def band_for(inner: int, max_rows: int = 256) -> int:
 
 
 def pack_band(windows: Array, layout: TrellisLayout) -> Array:
-    """Pack the windows of a band, u16 [cols, rows], into streams of bytes: words by position, then by column."""
+    """Pack the windows of a band, u16 [cols, rows], into streams of bytes.
+
+    The first words of all columns come first, in the order of the columns, then the second words, and so on.
+    """
     cols, rows = windows.shape
     bits, blocks = layout.bits, -(-rows // WORD)
     symbols = np.zeros((blocks * WORD, cols), np.uint64)

@@ -249,9 +249,11 @@ class LowRankCodec(Codec):
 def factor_options(
     codec: str, options: Mapping[str, Any], rank: int, dtypes: Collection[str], dtype: str
 ) -> tuple[int, float | None, str]:
-    """Return the largest rank, the error and the factors' type, one of ``dtypes``; ``rank`` and ``dtype`` are defaults.
+    """Return the largest rank, the largest error and the factors' type, from the options ``rank``, ``error`` and
+    ``factors``.
 
-    Raises ``UsageError`` ``<codec>.option``.
+    The parameters ``rank`` and ``dtype`` are the defaults of rank and type. The type must be one of ``dtypes``. Raises
+    ``UsageError`` ``<codec>.option``.
     """
     max_rank = options.get("rank", rank)
     error = options.get("error")
