@@ -48,7 +48,7 @@ SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model")
 _LARGE = (TOKENIZER, tekken.FILE)
 RULE = "architecture.companion"
 _LARGE_COPY = 1_000_000
-"""Bytes of a copy of ``tokenizer.json`` above which a note names the copy."""
+"""If GGUF metadata contain a copy of ``tokenizer.json`` that is larger than this number of bytes, a note reports it."""
 
 
 class LargeText(str):
@@ -256,7 +256,7 @@ def to_metadata(files: Mapping[str, str], typed: keys.Typed) -> tuple[dict[str, 
 
 
 def stored_files(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the files that metadata contain unchanged; malformed files are left out."""
+    """Return the texts of files that the metadata contain in full, by file name; malformed files are left out."""
     stored = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
     stored |= {TOKENIZER: metadata[TOKENIZER_KEY]} if TOKENIZER_KEY in metadata else {}
     return {
@@ -301,9 +301,9 @@ def files_of(
 
 
 def _without_replaced_templates(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
-    """Return the stored files, with the metadata's chat templates if a program has changed those.
+    """Return the stored files, updated if a program has changed the chat templates in the metadata.
 
-    Then only ``tokenizer_config.json`` contains templates.
+    After an update, ``tokenizer_config.json`` contains the templates of the metadata, and no other file contains any.
     """
     settings = parse_file(files, SETTINGS)
     stored = chat_templates.find(settings, parse_file(files, chat_templates.JSON), files).to_metadata()
@@ -320,9 +320,7 @@ def _without_replaced_templates(metadata: Mapping[str, Any], files: Mapping[str,
 
 
 def special_ids(metadata: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, int]:
-    """Return the ids of special tokens that the stored files declare, by role, as a conversion to GGUF determines
-    them.
-    """
+    """Return the ids of special tokens by role, found in the stored files as a conversion to GGUF finds them."""
     texts = metadata.get(keys.TOKENS)
     texts = texts if isinstance(texts, list) else []
     ids = {text: token_id for token_id, text in reversed([*enumerate(texts)]) if isinstance(text, str)}

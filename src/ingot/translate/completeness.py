@@ -114,7 +114,7 @@ def _absent(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[str]:
 def _layers_with_other_experts(checkpoint: Checkpoint, expected: Mapping[str, object]) -> set[str]:
     """Return the name prefixes of layers whose experts are stored under other names than ``config.json`` implies.
 
-    Programs stack the matrices of all experts, split stacks, or split fused matrices.
+    Names differ if a program has stacked the matrices of all experts, split stacks, or split fused matrices.
     """
     matching = {name.partition(_EXPERTS)[0] for name in checkpoint if _EXPERTS in name and name in expected}
     all_layers = {

@@ -36,9 +36,9 @@ def with_count(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def without_implied_count(config: Mapping[str, Any], family: Family, original: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without the number of dense layers, if the ``original`` config implies it.
+    """Return the config without the number of dense layers, if the ``original`` config implies this number.
 
-    Without an original, a class that reads only the list of layers gets the list instead of the number.
+    If ``original`` is empty and the family's class reads only the list of layers, the list replaces the number.
     """
     count = config.get(COUNT)
     layers = config.get("num_hidden_layers")

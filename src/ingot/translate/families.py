@@ -75,7 +75,7 @@ class Step:
     axis : int
         The dimension that is split, joined, removed or added, or along which ``reorder`` works.
     groups : str or int
-        A formula: the number of groups of rows. ``split`` and ``join`` divide or join each group by itself.
+        A formula: the number of groups of rows. ``split`` and ``join`` work on each group separately.
     function : str
         The function of ``values`` (``views.computed.FUNCTIONS``).
     """
@@ -101,8 +101,8 @@ class Family:
     arch : str
         llama.cpp's name of the architecture.
     plain : str
-        Model type that a GGUF file becomes on the way back, if transformers has no class with a head for this one. Its
-        model computes the same for text.
+        Set if transformers has no class with a head for ``model_type``: the model type of folders that are converted
+        from GGUF. A model of this type computes the same results for text.
     layer : tuple of str
         Modules of a layer in transformers' names. ``ends`` are the modules outside of layers, ``block`` the name before
         a layer's index.
@@ -129,7 +129,7 @@ class Family:
     predicts : bool
         Whether llama.cpp's graph has layers that predict further tokens, after the model's own.
     separate_predictor : bool
-        Whether such a layer is ``mtp`` in transformers' names.
+        Whether the names of these layers begin with ``mtp`` in transformers.
     latent : bool
         Whether keys and values come from a latent vector (DeepSeek's MLA).
     experts : Experts, optional
@@ -148,8 +148,8 @@ class Family:
     rows : mapping
         GGUF keys without the architecture's name that are the number of rows of a module in a layer.
     counted : mapping
-        GGUF keys without the architecture's name that are the length of a list in the ``config.json`` of the model of
-        several parts, with the list's key and the length if the key is missing.
+        GGUF keys without the architecture's name whose value is the length of a list in a multimodal model's
+        ``config.json``. Each has the key of the list, and the length if that key is missing.
     by_layer : mapping
         GGUF keys without the architecture's name that hold an array of u32, with the formula for each layer type.
     scalars : mapping
@@ -162,7 +162,8 @@ class Family:
     defaults : mapping
         Keys of ``config.json`` that this family needs and GGUF metadata lack, with the values that llama.cpp assumes.
     assumed : mapping
-        Values that llama.cpp's graph assumes for keys of ``config.json``; notes name the first. Empty: any value.
+        For each key of ``config.json``, the values that give the same result as llama.cpp's graph, which ignores the
+        key. Other values cause a note with the first of them. Empty: any value gives the same result.
     requires : mapping
         Values that keys of ``config.json`` need to have, as a list or a formula; other values are refused.
     scalar : bool
@@ -192,9 +193,10 @@ class Family:
     window_pattern : bool
         Whether the file states which layers have a sliding window.
     window_layers : int
-        The number of layers with which llama.cpp uses a sliding window, and without which it does not; 0: any.
+        llama.cpp uses a sliding window only if the model has exactly this number of layers; 0: for any number.
     padded : bool
-        Whether positions are counted from after the padding token's id; llama.cpp has no rows for the earlier ones.
+        Whether the first token of a text has the position after the padding token's id. llama.cpp's position embeddings
+        lack the rows of earlier positions.
     tokenizer_model : str
         llama.cpp's name of the tokenizer, if it distinguishes the family from others.
     pretokenizers : tuple of str
@@ -204,7 +206,8 @@ class Family:
     lists_dense_layers : bool
         Whether the class reads ``mlp_layer_types`` and ignores ``first_k_dense_replace``.
     from_metadata : bool
-        Whether GGUF metadata state all of ``config.json``. If not, a file is only read with the ``config.json`` in it.
+        Whether ``config.json`` can be built from GGUF metadata alone. If not, Ingot only reads files that contain their
+        original ``config.json``.
     """
 
     model_type: str

@@ -48,7 +48,8 @@ _ARCHITECTURE_KEYS = {
     "final_logit_softcapping": ("gemma2", "gemma3"),
     "sliding_window": (),
 }
-"""Keys that llama.cpp reads only for these architectures; ``settings`` handles the sliding window."""
+"""Keys that llama.cpp reads only for the listed architectures; ``settings`` handles the key of sliding windows.
+"""
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _ROPE_KEYS = ("rope_theta", "original_max_position_embeddings")
@@ -186,7 +187,7 @@ def _keys(family: Family) -> dict[str, tuple[str, str]]:
 
 
 def read_keys(family: Family) -> frozenset[str]:
-    """Return the GGUF keys that ``to_config`` and ``pooling`` read, and redundant keys."""
+    """Return the GGUF keys that a conversion to a folder reads, and keys whose values follow from the family."""
     heads = [*_HEAD, *(f"{name}_mla" for name in _HEAD[:2])]
     windows = [settings.PATTERN] if family.window_pattern else []
     repeated = [
@@ -211,7 +212,7 @@ def read_keys(family: Family) -> frozenset[str]:
 
 
 def _with_usual_keys(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the config with usual key names, without keys that the family's routing method ignores."""
+    """Return the config with usual key names, and without the keys of expert groups if the routing ignores groups."""
     result = usual_keys(config, family)
     alternative_key = next((key for key in _EXPERT_COUNTS if config.get(key) is not None), None)
     if family.experts and alternative_key is not None and config.get(family.expert_count) is None:
@@ -316,7 +317,7 @@ def _values_by_key(metadata: Mapping[str, Any], family: Family) -> dict[str, Any
 
 
 def _drop_computed(config: dict[str, Any], metadata: Mapping[str, Any], family: Family) -> None:
-    """Remove keys of the config whose values the family's formulas give."""
+    """Remove each key of the config whose value follows from the other keys by a formula of the family."""
     keys = _keys(family)
     for name, formula in family.computed.items():
         full_name = f"{family.arch}.{name}"

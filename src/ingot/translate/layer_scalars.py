@@ -21,7 +21,7 @@ RULE = "architecture.rows"
 
 
 def to_metadata(checkpoint: Checkpoint, family: Family) -> Typed:
-    """Return an array with the scalar of each layer, by GGUF key.
+    """Return GGUF metadata: for each scalar parameter, an array with its value in each layer.
 
     Raises ``UnsupportedError`` ``architecture.rows``: a parameter has several numbers, or a layer lacks it.
     """

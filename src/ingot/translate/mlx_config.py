@@ -106,7 +106,10 @@ def _sparse_layers(config: Mapping[str, Any]) -> list[bool] | None:
 
 
 def _flags(key: str, item: str) -> Value:
-    """Return a function that gives a list with 1 for each layer whose entry under ``key`` is ``item``, else 0."""
+    """Return a function that computes one number per layer from a config.
+
+    The number is 1 if the layer's entry in the config's list ``key`` equals ``item``, else 0.
+    """
 
     def flags(config: Mapping[str, Any]) -> list[int] | None:
         layers = config.get(key)
@@ -167,4 +170,4 @@ _NULLS: Mapping[str, tuple[str, ...]] = {
 _RENAMED_LAYERS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "granitemoehybrid": {"layer_types": {"linear_attention": "mamba", _FULL: "attention"}}
 }
-"""Names of kinds of layers that transformers 5 has renamed."""
+"""By model type and key: types of layers that transformers 5 has renamed, with the names that mlx_lm reads."""

@@ -325,7 +325,7 @@ class _MlxNames:
         return None if match is None or pair is None else (match[1] + pair[0], match[1] + pair[1])
 
     def pairs(self, view: Checkpoint) -> Iterator[tuple[str, tuple[tuple[int, ...], dict[str, Units]]]]:
-        """Yield each tensor that is joined from two halves."""
+        """Yield the name of each tensor that is joined from two halves, with its shape and the units of its halves."""
         for name in view:
             match = _LAYER.fullmatch(name)
             for joined, (first, second) in self._rules.halves.items():
@@ -390,7 +390,7 @@ _UNEMBED = ".self_attn.unembed_out.weight"
 def _latent_slices(view: Checkpoint, config: Mapping[str, Any]) -> dict[str, dict[str, UnitSelection]]:
     """Return the slices for keys and values of each dense ``kv_b_proj`` [heads * (key + value), latent].
 
-    mlx_lm splits packed matrices itself.
+    Packed matrices are left out, because mlx_lm splits them when it loads the model.
     """
     names = [name for name in view if name.endswith(_KV) and view[name].codec == DenseLayout.codec]
     if not names:
@@ -493,8 +493,9 @@ def _is_shifted(view: Checkpoint, name: str, rules: MlxRules) -> bool:
 
 
 def _reshaped(view: Checkpoint, name: str, *, last: bool) -> Change:
-    """Return the change of shape of a convolution's weight, which is [channels, 1, width], in mlx_lm [channels, width,
-    1].
+    """Return the change of a convolution's weight to the shape of transformers, or of mlx_lm if ``last`` is true.
+
+    The shape is [channels, 1, width] in transformers and [channels, width, 1] in mlx_lm.
     """
     channels, *sizes = view[name].shape
     width = max(sizes)
@@ -502,6 +503,6 @@ def _reshaped(view: Checkpoint, name: str, *, last: bool) -> Change:
 
 
 def _is_reversible(view: Checkpoint, name: str, planned: Change) -> bool:
-    """Return whether subtracting the added number restores the exact values."""
+    """Return whether a change that adds a number to a tensor can be undone exactly by subtracting the number."""
     values = cast(planned.values(view[name]), "f32")
     return bool(np.array_equal(values - np.float32(planned.plus), view[name].numpy("f32")))

@@ -139,7 +139,7 @@ class Names:
         return Expert(layer[0], int(index), f"blk.{layer[0]}.ffn_{part}_exps{parameter}")
 
     def experts(self, name: str, count: int) -> list[str] | None:
-        """Return transformers' names of the tensors that llama.cpp stacks under a name; None for any other name."""
+        """Return transformers' names of the ``count`` tensors in llama.cpp's stack ``name``; None if it is no stack."""
         block = _BLOCK.fullmatch(name)
         experts = self._family.experts
         if experts is None or block is None:

@@ -35,7 +35,8 @@ _SEPARATE: Mapping[str, str] = {
     "mtp.pre_fc_norm_hidden.": "hnorm.",
     "mtp.norm.": "shared_head.norm.",
 }
-"""Names of Qwen's tensors outside of the layer that predicts the next token, and their names in it."""
+"""Beginnings of Qwen's tensor names outside of ``mtp.layers``, and the beginnings that replace them in the layer.
+"""
 _SEPARATE_LAYER = "mtp.layers.0."
 _SECOND_LAYER = re.compile(r"mtp\.layers\.[1-9]")
 

@@ -102,9 +102,9 @@ def slice_for_rank(checkpoint: Checkpoint, rank: Rank) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Runs of rows (first row, number of rows), followed by ``zeros`` zero rows.
+    """The rows that a rank gets: ``rows`` are runs (first row, number of rows), followed by ``zeros`` rows of zeros.
 
-    If there are no runs, the rank gets its share of the columns.
+    If ``rows`` is empty, the rank gets all rows, and its share of the columns.
     """
 
     rows: Sequence[tuple[int, int]] = ()

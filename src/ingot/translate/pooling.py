@@ -74,7 +74,10 @@ class Pooling:
 
 
 def to_metadata(pooling: Pooling, family: Family, labels: list[str] | None) -> tuple[Typed, list[str]]:
-    """Return GGUF metadata of a model's pooling, and notes; ``labels`` are a classifier's labels, None without one."""
+    """Return GGUF metadata of a model's pooling, and notes.
+
+    ``labels`` are the labels of the model's classifier; None if it has no classifier.
+    """
     pooling_type = RANK if labels is not None and pooling.pooling_type is None else pooling.pooling_type
     typed: Typed = {} if pooling_type is None else {f"{family.arch}.{KEY}": ("u32", pooling_type)}
     if labels is not None:

@@ -76,7 +76,7 @@ def _normalizers(tokenizer: Mapping[str, Any]) -> list[str]:
 
 
 def _identify_by_words(library: Any, tokenizer: Mapping[str, Any], *, ignore_merges: bool) -> Identified:
-    """Return the name whose words for the probe texts are equal; if there is none, compare tokens."""
+    """Return llama.cpp's name that splits the probe texts into the same words; if none does, compare tokens."""
     source = _splitter(library, tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"))
     texts = list(TEXTS)
     if source.normalizer is not None:
@@ -118,7 +118,10 @@ def _words(splitter: Any, text: str) -> list[str]:
 
 
 def _match_tokens(library: Any, tokenizer: Mapping[str, Any], texts: list[str], *, ignore_merges: bool) -> Match | None:
-    """Return a name whose words differ but give the same tokens, for the probe texts and for the text of each token."""
+    """Return llama.cpp's name that splits words differently but gives the same tokens; None if there is none.
+
+    The compared texts are ``texts`` and the text of each token.
+    """
     merged = library.Tokenizer.from_str(json.dumps(tokenizer))
     source = (merged.normalizer, merged.pre_tokenizer)
     expected = _ids(merged, source, texts)

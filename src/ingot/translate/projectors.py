@@ -138,7 +138,8 @@ def _make_projector(record: Mapping[str, Any]) -> Projector:
 
 
 PROJECTORS: Mapping[str, Projector] = _read_projectors()
-"""By the ``model_type`` of the model of several parts, some with that of the vision model: ``llava/pixtral``."""
+"""Records by ``model_type`` of the multimodal model; some keys also contain the vision model's: ``llava/pixtral``.
+"""
 
 
 def to_mmproj(checkpoint: Checkpoint) -> View:
@@ -396,8 +397,7 @@ _BREAK = "v.token_embd.img_break"
 
 
 def _with_break_token(view: Checkpoint, record: Projector, texts: Mapping[str, str]) -> Checkpoint:
-    """Return the view with one row of the embedding, that of the token between rows of an image, in place of the
-    embedding.
+    """Return the view with the embedding reduced to one row, that of the token between the rows of an image.
 
     Raises ``UnsupportedError`` ``architecture.part``: there is no such token or row.
     """

@@ -15,13 +15,13 @@ _PROJECTIONS = frozenset(
         *("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"),
     )
 )
-"""Last parts of the names of modules that come together: a layer that has one of them has the others."""
+"""Last parts of names of modules. Those of a family with the same prefix belong together: a layer has all or none."""
 _MIXERS = (
     ("q_proj", "k_proj", "v_proj", "o_proj"),
     ("in_proj", "conv1d", "out_proj"),
     ("up_proj", "gate_proj", "down_proj"),
 )
-"""Modules of the types of mixers, where layers of all types have the same name for them."""
+"""The modules of each type of mixer, for families whose mixers have the same name prefix in layers of all types."""
 _FEED_FORWARD = ("mlp", "feed_forward", "ffn")
 
 
@@ -71,7 +71,10 @@ def _is_in_every_model(parent: str, family: Family) -> bool:
 
 
 def _absent_experts(modules: Mapping[int, Collection[str]], family: Family) -> Iterator[str]:
-    """Yield a name for each part that all experts of a layer lack, although they have other parts."""
+    """Yield a name with ``*`` as the expert's index for each matrix that all experts of a layer lack.
+
+    Layers without any expert are skipped.
+    """
     experts = family.experts
     if experts is None:
         return

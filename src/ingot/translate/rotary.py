@@ -18,7 +18,7 @@ from ingot.translate.families import FAMILIES, Family
 from ingot.translate.keys import Typed
 
 FREQUENCIES, LONG, SHORT = TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""The second and third are LongRoPE's."""
+"""Names of llama.cpp's tensors of the rotary embedding; the second and third are for LongRoPE."""
 _THETA = "rope.freq_base"
 _THETA_SLIDING = "rope.freq_base_swa"
 _SCALING = "rope.scaling.type"
@@ -42,9 +42,10 @@ _LONGROPES = ("longrope", "su")
 _LLAMA3 = "llama3"
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _NEGLIGIBLE = 1e-5
-"""Radians per position; Qwen3-VL's last frequencies, which llama.cpp does not rotate, have 4e-7."""
+"""Radians per position up to which no note reports that llama.cpp does not rotate a frequency. Qwen3-VL has 4e-7.
+"""
 _NEAR = 1e-5
-"""Relative difference of divisors that are computed in f32 and f64."""
+"""Largest relative difference of divisors that count as equal, because they may be computed in f32 or f64."""
 _FACTORS = {"long_factor": LONG, "short_factor": SHORT}
 _DEFAULT_THETA = 10000.0
 _KEYS = frozenset(
@@ -62,7 +63,7 @@ _PARTIAL = "partial_rotary_factor"
 _SECTIONS = "mrope_section"
 MULTIMODAL_KEYS = (_SECTIONS, "mrope_interleaved")
 _MULTIMODAL = "mrope"
-"""The rotary embedding of Qwen's models of several parts. For text it is the default."""
+"""The type of rotary embedding in Qwen's multimodal models. For text, it equals the default type."""
 _ROTATED = "rotary_dim"
 _PHI3_LENGTH = 4096  # default if Phi-3's config.json states none
 
@@ -292,7 +293,7 @@ def llama3_scaling(factors: Array, theta: float) -> dict[str, Any] | None:
 
 
 def states_tensors(config: Mapping[str, Any]) -> bool:
-    """Return whether ``config.json`` declares a scaling for which llama.cpp has tensors."""
+    """Return whether ``config.json`` declares a scaling that llama.cpp reads from tensors of the file."""
     return rope_of(config)["rope_type"] in (_LONGROPE, _LLAMA3)
 
 

@@ -27,7 +27,7 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 AROUND = ("bos", "eos", "sep")
 """Roles of tokens that may be added around a text."""
 _LATER = ("eot", "eom")
-"""Roles for the previous ``eos`` token if a template's last token replaces it."""
+"""Roles that the previous ``eos`` token gets if a template's last token replaces it."""
 
 
 @dataclass(slots=True)

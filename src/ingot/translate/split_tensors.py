@@ -1,4 +1,4 @@
-"""Split and join tensors that only one side fuses: experts of gpt-oss, and keys and values of DeepSeek.
+"""Split and join tensors that either transformers or llama.cpp fuses: experts of gpt-oss, keys and values of DeepSeek.
 
 All names are those of transformers. The split experts of gpt-oss have the layout of MLX and llama.cpp.
 """
@@ -42,7 +42,8 @@ RULE = "architecture.rows"
 def packed_latent(checkpoint: Checkpoint) -> list[str]:
     """Return the names of matrices of keys and values that remain packed and therefore cannot be split.
 
-    Splitting transposes the keys, which is impossible for packed matrices. FP8 is decoded for GGUF in any case.
+    Splitting transposes the keys, which is impossible for packed matrices. FP8 matrices are not listed, because they
+    are always decoded for GGUF.
     """
     return [name for name, tensor in checkpoint.items() if name.endswith(_KV) and not _is_decoded(tensor)]
 

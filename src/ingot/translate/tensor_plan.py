@@ -26,7 +26,7 @@ POSITIONS = "position_embd.weight"
 CLASSES = "cls.output.weight"
 _LM_HEAD = "lm_head.weight"
 SCALE_NAMES = (".scale", ".input_scale")
-"""Name endings of tensors with a single index per layer."""
+"""Name endings of scales in llama.cpp. They have one number per matrix, so their rows are never reordered."""
 PROGRAM = "llama.cpp"
 ROWS = "architecture.rows"
 _MAX_EXPERTS = 1 << 16
@@ -42,9 +42,10 @@ class TensorPlan:
     names : dict
         New names of unstacked tensors, by old names.
     order : dict
-        Orders of rows to apply, by old names.
+        For each tensor whose rows are reordered: the order, by old names.
     stacks : dict
-        Names of experts' tensors, by the name of their stack; for a conversion to transformers, the new names.
+        Names of the experts' tensors, by the name of the stack that contains them. In a conversion to llama.cpp, these
+        are old names; in a conversion to transformers, new names.
     omissions : dict
         Reasons why tensors are dropped, by old names.
     """

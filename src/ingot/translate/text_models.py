@@ -1,4 +1,4 @@
-"""The text model of a checkpoint with other name prefixes, or of a multimodal model (``text_config``)."""
+"""Find the text model in a checkpoint: remove prefixes of tensor names, and parts and keys of multimodal models."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ _OTHER = re.compile(
 """The first module of tensors outside of the text model, after the prefixes."""
 _TEXT = "text_config"
 _OUTER = ("base_model.model.", "_orig_mod.", "module.")
-"""Prefixes that adapters, compilers and trainers put before all names, also several of them."""
+"""Prefixes that adapters, compilers and trainers add to all names; a name may have several of them."""
 _WRAPPERS = (
     *_OUTER, "model.language_model.", "language_model.", "model.text_model.", "text_model.", "model.", ""
 )  # fmt: skip
-"""Prefixes of the names of the text model in models of several parts, and of a model in a trainer's class."""
+"""Prefixes of the text model's names in multimodal models, and of a model's names in a trainer's class."""
 _CLASS = "model."
-"""The prefix of a class that a trainer wraps around a model. MLX has it instead of the prefixes of some families."""
+"""The prefix of a class around the model, which trainers add. MLX has it instead of the prefixes of some families.
+"""
 _TIED = "tie_word_embeddings"
 _SHARED = (_TIED, "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
 """Keys of ``config.json`` that stand outside of ``text_config`` and describe the text model too."""
@@ -79,7 +80,7 @@ def part_omissions(names: Iterable[str], part: Part) -> dict[str, Omission]:
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the ``config.json`` of the text model of a multimodal model.
 
-    None for other models, and if Ingot does not translate the text model's family.
+    Returns None for other models, and if Ingot does not translate the text model's family.
     """
     model_type = config.get("model_type")
     text = config.get(_TEXT)

@@ -386,7 +386,10 @@ def _bpe_files(
 
 
 def _spaced_bpe_files(vocab: Mapping[str, int], merges: list[list[str]], steps: pretokenizers.Steps) -> dict[str, Any]:
-    """Return the fields of a BPE model whose tokens are text with marks for spaces; unknown characters become bytes."""
+    """Return the fields of ``tokenizer.json`` for a BPE whose tokens are text with marks for spaces.
+
+    Characters that are not in the vocabulary become tokens of bytes.
+    """
     mark = {"type": "Replace", "pattern": {"String": " "}, "content": wordpiece_unigram.SPACE}
     unmark = {"type": "Replace", "pattern": {"String": wordpiece_unigram.SPACE}, "content": " "}
     return {
@@ -449,7 +452,10 @@ def _sentencepiece_files(
 
 
 def _merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Return the pairs of tokens that form a token, by falling score, as transformers builds them."""
+    """Return all pairs of tokens that form a token, ordered by the score of this token, the highest first.
+
+    transformers builds the merges of a vocabulary with scores in the same way.
+    """
     merges = list[list[str]]()
     for text in sorted(vocab, key=lambda text: -scores[vocab[text]]):
         if len(text) > _MAX_TOKEN:

@@ -82,7 +82,10 @@ def _normalizer(file: Mapping[str, Any]) -> list[Any]:
 
 
 def _pre_tokenizer(file: Mapping[str, Any]) -> list[Any]:
-    """Return the splits. A split at a text is omitted if the last normalizer has already replaced that text."""
+    """Return the steps of the pre-tokenizer in comparable form.
+
+    A split at a fixed text is omitted if the last normalizer replaces that text, because the split then never applies.
+    """
     steps = _steps(file.get("pre_tokenizer"))
     last = (_normalizer(file) or [None])[-1]
     if _type(last) == "Replace":

@@ -404,7 +404,7 @@ def _narrowing_computed(view: Checkpoint, family: Family) -> dict[str, Change]:
 
 
 def _is_reversible(tensor: Tensor, planned: Change) -> bool:
-    """Return whether subtracting the added number restores the exact values."""
+    """Return whether a change that adds a number to a tensor can be undone exactly by subtracting the number."""
     return bool(np.array_equal(planned.values(tensor) - np.float32(planned.plus), tensor.numpy("f32")))
 
 
@@ -425,8 +425,8 @@ def _main_dtype(view: Checkpoint) -> str:
 def relabel(checkpoint: Checkpoint, label: Mapping[str, Any], **changes: Unpack[Attributes]) -> Checkpoint:
     """Return the checkpoint with other metadata, companion files and attributes.
 
-    ``label`` has the key ``metadata``, and ``companions``: texts by file name, or None to keep the present companions.
-    ``changes`` replace attributes of the checkpoint.
+    The key ``metadata`` of ``label`` contains the new metadata. The key ``companions`` contains the texts of files that
+    are added or replaced, by file name; None adds no file. ``changes`` are new values of other attributes.
     """
     with ExitStack() as stack:
         folder = None if label["companions"] is None else TemporaryFolder(label["companions"])
