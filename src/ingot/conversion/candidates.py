@@ -106,7 +106,7 @@ def _fitted(tensor: Tensor, choice: Choice, rows: Array) -> Encoder:
 
 
 def _shape(tensor: Tensor, rows: Array) -> tuple[int, ...]:
-    """Return the shape for encoding a sample: with as many dimensions as the tensor, if possible."""
+    """Return the shape in which a sample is encoded; it has the number of dimensions of the tensor if possible."""
     shape = tensor.shape
     if rows.size == tensor.size:
         return shape
@@ -160,10 +160,9 @@ class _Trials:
         self.failed: list[tuple[Choice, str]] = []
 
     def size(self, candidate: Candidate) -> float | None:
-        """Return the size of the full tensor in bytes: exact if the spec declares it, else extrapolated from the
-        sample.
+        """Return the size of the full tensor in bytes: as in the spec if possible, else extrapolated from the sample.
 
-        None if the codec refuses the values.
+        Returns None if the codec refuses the values.
         """
         choice = candidate.choice
         parts = candidate.spec.parts

@@ -128,7 +128,10 @@ def _default(profile: RuntimeProfile, container: str | None, bits: int | None) -
 def _in_container(
     profile: RuntimeProfile | None, container: str | None, plain: str, calibrated: str, subject: str
 ) -> Chosen:
-    """Return the choice of recipes for a container; if none is given, the program's container is used."""
+    """Return the choice of recipes for a container.
+
+    Without a container, the first container of the program that can store the recipe is used.
+    """
     recipe = load_recipe(plain or calibrated)
     if profile is not None and container is not None and container not in profile.containers:
         raise UsageError(

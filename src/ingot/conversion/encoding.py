@@ -277,8 +277,8 @@ _ENCODERS_OF_F32 = (AffineLayout.codec, ScaledCodebookLayout.codec, GgmlBlocksLa
 def _declared_dtype(tensor: Tensor, codec: str) -> str:
     """Return the element type that the result of a codec declares.
 
-    This is the tensor's type. For values that a view computed in f32, it is the type of the tensor that they replace,
-    if the codec's encoder accepts f32 for every declared type.
+    Normally this is the tensor's type. Exception: if a view has computed the values in f32, it is the type of the
+    tensor that the view replaces. The exception applies only to codecs in ``_ENCODERS_OF_F32``.
     """
     base = tensor.stored_like
     return tensor.dtype if base is None or codec not in _ENCODERS_OF_F32 else base.dtype

@@ -32,7 +32,7 @@ _COLUMNS = 256
 _MAX_ROWS = 1024  # of a part: its random second moments are as large as the square of its rows
 _POINTS = 2
 _ENOUGH = 0.2
-"""Seconds of a measurement from which no larger part is measured."""
+"""If a measurement takes at least this number of seconds, no larger part is measured."""
 
 clock = time.perf_counter
 """The clock of all measurements."""
@@ -90,7 +90,7 @@ def _random_moment(size: int) -> Array:
 
 @dataclass(slots=True)
 class _Work:
-    """The work of a rule: the numbers of weights and of products, and the largest tensor as a sample."""
+    """The work of a rule's choice: numbers of weights and products, and the largest tensor, which is measured."""
 
     choice: Choice
     tensor: Tensor
@@ -99,7 +99,7 @@ class _Work:
 
 
 def estimate_rounding(checkpoint: Checkpoint, recipe: Recipe, workers: int | None = None) -> tuple[float, int]:
-    """Return the seconds and the bytes of memory that a recipe takes on a model.
+    """Return the seconds and the bytes of memory that the rounding of a model by a recipe takes.
 
     Parts of a matrix are rounded for each choice of the recipe; their times are scaled to all matrices. ``workers``
     parts are rounded at once, as in a conversion; by default, one per processor.
@@ -123,7 +123,10 @@ def estimate_rounding(checkpoint: Checkpoint, recipe: Recipe, workers: int | Non
 
 
 def _seconds_of(work: _Work, workers: int) -> float:
-    """Return the seconds of a rule's work, from measurements of two parts of a matrix, the second one larger."""
+    """Return the seconds of a rule's work, extrapolated from measurements of at least two parts of a matrix.
+
+    Each part is larger than the part before.
+    """
     points: list[tuple[float, float, float]] = []  # weights, products, seconds
     scale = 1
     while len(points) < _POINTS or points[-1][2] < _ENOUGH:

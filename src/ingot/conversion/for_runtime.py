@@ -61,7 +61,8 @@ def _fixed_container(options: ConvertOptions) -> str | None:
 def _container_of_source(profile: RuntimeProfile, options: ConvertOptions) -> str | None:
     """Return the program's container that keeps the most bytes of the source unchanged.
 
-    A dense source gets a container of dense tensors. With a budget, it is the container of the default preset.
+    For a dense source, it is a container of dense tensors. With a budget, it is the container of the program's default
+    preset.
     """
     from ingot.conversion.matrix import matrix
 

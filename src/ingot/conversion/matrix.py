@@ -205,7 +205,8 @@ def _step(format: Format, tensor: Tensor) -> Step | None:
 def _obstacle(steps: Sequence[Step], format: Format, runtime: str | None) -> IngotError | None:
     """Return the error that a conversion without a recipe would raise; None if it would succeed.
 
-    Either no tensor would be packed in a format for packed layers, or the program would refuse the result.
+    There are two such errors: a format for packed layers would get no packed tensor, or the program would refuse the
+    result.
     """
     try:
         require_layers(steps, format)
@@ -283,7 +284,11 @@ def _totals_table(targets: Sequence[FormatTotals]) -> Table:
 
 
 def _obstacles(targets: Sequence[FormatTotals]) -> list[str]:
-    """Return a line per text, after the formats that it applies to: a first obstacle, or grades of repacked tensors."""
+    """Return lines that begin with names of formats, followed by what applies to these formats.
+
+    This is their first obstacle, or a summary of what is equal after repacking. Formats with the same text share a
+    line.
+    """
     formats_by_text: dict[str, list[str]] = {}
     for totals in targets:
         if totals.obstacle:

@@ -336,7 +336,7 @@ def _measure(options: MergeOptions, references: Sequence[AdapterRef]) -> _Surviv
 
 
 def _same_names(base: Checkpoint, result: Checkpoint) -> tuple[Checkpoint, Checkpoint]:
-    """Return both with tensor names of a model folder, if exactly one of them is a GGUF file."""
+    """Return both checkpoints, with the tensor names of a model folder if exactly one of them is a GGUF file."""
     if has_model_metadata(base.format) == has_model_metadata(result.format) or any(name in base for name in result):
         return base, result
     if has_model_metadata(base.format):

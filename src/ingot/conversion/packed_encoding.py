@@ -25,7 +25,8 @@ _WORTHWHILE = 0.995
 def plan_packed(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return the step that stores a quantized tensor unchanged, with its parts entropy-coded if that is smaller.
 
-    None if the tensor is not quantized, if coding does not help, or if the format cannot store the encoding.
+    Returns None if the tensor is not quantized, if coding does not make it smaller, or if the format cannot store the
+    encoding.
     """
     if tensor.codec not in CODECS or stored_exactly(tensor):
         return None

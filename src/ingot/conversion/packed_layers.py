@@ -64,7 +64,10 @@ def unify_merged_layers(
 
 
 def repeated_scales(steps: Sequence[Step], groups: Mapping[str, int]) -> str:
-    """Return a note on packed layers whose groups are smaller than in the source; empty if there are none."""
+    """Return a note on packed layers whose groups are smaller than in the source, so that scales are repeated.
+
+    The note is empty if there are no such layers.
+    """
     if not groups:
         return ""
     stored = [step.spec for step in steps if step.tensor.name in groups and step.spec.codec != DenseLayout.codec]
@@ -217,7 +220,10 @@ def _scheme(spec: TensorSpec, format: Format) -> Hashable:
 
 
 def _smaller_groups(steps: Sequence[Step], format: Format, decisions: Mapping[str, Decision]) -> Iterator[str]:
-    """Yield a note for each group size, with the number of layers whose groups are smaller than the recipe's."""
+    """Yield a note on layers whose groups are smaller than the recipe requests, with the number of layers.
+
+    There is one note for each combination of requested group size, stored group size and number of columns.
+    """
     if format.traits.group_sizes is None:
         return
     counts: Counter[tuple[int, int, int]] = Counter()
@@ -253,7 +259,7 @@ def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
 
 
 def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield notes on merged matrices for which vLLM would use wrong scales, with their numbers.
+    """Yield notes with the number of merged matrices for which vLLM would use wrong scales.
 
     These are matrices with blocks that begin in one part and end in the next, and NVFP4 matrices whose parts have
     different second scales.

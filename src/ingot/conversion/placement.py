@@ -41,7 +41,7 @@ def plan_without_rule(tensor: Tensor, format: Format) -> Step:
 def plan_exact(tensor: Tensor, format: Format, rule: str) -> Step | None:
     """Return the step that moves a tensor, or repacks it exactly if the format requires another layout.
 
-    None if the format accepts neither.
+    Returns None if neither is possible.
     """
     spec = tensor.spec()
     move = Move(tensor, spec, rule=rule) if format.why_unsupported(spec) is None else None

@@ -84,7 +84,8 @@ class PlanRequest:
 def plan_conversion(source: Checkpoint, format: Format, request: PlanRequest) -> ConvertPlan:
     """Plan a step for every tensor of ``source`` and compute the size of the result.
 
-    Reads headers, and tensor data in the cases that the module's docstring lists.
+    Reads headers. Tensor data are read only if a decision depends on them, for example samples to compare a rule's
+    candidates, or zero points that decide whether repacking is exact.
 
     Raises
     ------
@@ -180,7 +181,7 @@ def decide(
 ) -> Decision:
     """Return a recipe's decision on a tensor, whose rules see the tensor's alias if it has one, else its name.
 
-    ``transposed``: decide for the transposed matrix.
+    If ``transposed`` is true, the decision is for the transpose of the matrix.
     """
     if recipe is None:
         return _KEEP
@@ -196,7 +197,10 @@ def decide(
 
 
 def _plan_tensor(tensor: Tensor, format: Format, inputs: EncodingInputs, decision: Decision) -> Step | _Unmeasured:
-    """Return the step of a tensor, or an object that measures its candidates later; errors name the tensor."""
+    """Return the step of a tensor, or an object with which the candidates of its rule are measured later.
+
+    Errors name the tensor.
+    """
     try:
         return _plan_decision(tensor, format, inputs, decision)
     except IngotError as error:
@@ -234,9 +238,10 @@ def _plan_decision(tensor: Tensor, format: Format, inputs: EncodingInputs, decis
 
 
 def plan_rounded(tensor: Tensor, format: Format, rule: str, encoding: str = RAW) -> Step:
-    """Return the step that stores a rounded matrix; formats with packed layers must not store its values in 16 bits.
+    """Return the step that stores a rounded matrix.
 
-    Raises ``UnsupportedError`` ``convert.unsupported``; also if the format lacks the ``encoding`` of the rule.
+    Raises ``UnsupportedError`` ``convert.unsupported`` if the format lacks the ``encoding`` of the rule, or if a format
+    of packed layers could store only the values in 16 bits.
     """
     if encoding != RAW:
         spec = in_encoding(tensor.spec(), encoding)
@@ -409,8 +414,9 @@ def _fallback_notes(steps: Sequence[Step], recipe: Recipe) -> list[str]:
 
 
 def _rule_fallbacks(recipe: Recipe) -> dict[str, tuple[str, str]]:
-    """Return the requested and the stored type of each rule for matrices whose columns an earlier rule's block does not
-    divide, keyed by label.
+    """Return the requested and the stored type of each fallback rule, keyed by the rule's label.
+
+    A fallback rule applies to matrices whose columns the block of an earlier rule does not divide.
     """
     requested: dict[Rule, str] = {}
     fallbacks = {}

@@ -212,13 +212,14 @@ def with_new_names(checkpoint: Checkpoint, options: ConvertOptions) -> Checkpoin
 def view_for_target(
     checkpoint: Checkpoint, target: Destination, options: ConvertOptions, planned: Collection[str] = ()
 ) -> View:
-    """Return the weights of ``view_weights``, rounded or not, with the names and orientation that the target's runtime
-    reads.
+    """Return weights with the names and the orientation that the target's runtime reads.
+
+    ``checkpoint`` is the result of ``view_weights``, or a rounded view of it.
 
     Group sizes are not changed yet (``groups_for``). Attachments and metadata of the options are added. In GGUF,
     tensors of a model folder get llama.cpp's names, unless the option ``keep_names`` is set. Matrices of an ONNX graph
-    are transposed if its operators require it; the recipe of the options determines which, or the tensor names
-    ``planned`` of an earlier plan.
+    are transposed if its operators require it. The recipe of the options determines these matrices. If there is an
+    earlier plan, its tensor names ``planned`` determine them instead.
 
     Closing the result closes ``checkpoint``.
 
@@ -281,9 +282,10 @@ def omitted_parts(opened: Checkpoint, target: Destination, options: ConvertOptio
 
 
 def accepted_defects(options: ConvertOptions) -> Callable[[str], bool]:
-    """Return whether a conversion accepts that the tensor of a name is missing from its source.
+    """Return a function that states whether a conversion accepts that the source lacks the tensor of a given name.
 
-    The part ``mmproj`` needs no text model, and ``projectors`` requires all of the vision model.
+    Tensors that the option ``drop`` matches may be missing. For the part ``mmproj``, any tensor may be missing: no text
+    model is needed, and ``translate.projectors`` checks the vision model.
     """
     return (lambda _: True) if options.part == MMPROJ else Patterns(tuple(options.drop))
 
@@ -291,7 +293,8 @@ def accepted_defects(options: ConvertOptions) -> Callable[[str], bool]:
 def groups_for(checkpoint: Checkpoint, format: Format, *, one_group: bool = False) -> Mapping[str, int]:
     """Return the new group size, in columns, of each tensor whose groups must become smaller for a format.
 
-    ``one_group``: a preset has rounded the matrices; if the format prefers it, all get the same group size.
+    If the format requires it, all these tensors get the same group size. ``one_group`` is true if a preset has rounded
+    the matrices; then all get the same size also if the format only prefers it.
     """
     sizes = format.traits.group_sizes
     uniform = format.traits.one_group or (one_group and format.traits.one_group_preferred)

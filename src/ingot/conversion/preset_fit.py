@@ -79,7 +79,7 @@ def _quantizing(choice: Choice) -> bool:
 
 
 def _packs(choice: Choice) -> bool:
-    """Return whether a choice stores a tensor otherwise than as plain values."""
+    """Return whether a choice stores codes or compressed parts instead of plain values."""
     return choice.codec != DenseLayout.codec or choice.encoding != "raw"
 
 
@@ -228,8 +228,9 @@ def _accepted(profile: RuntimeProfile, container: str, recipe: Recipe) -> bool:
 
 
 def llama_specs(format: Format, recipe: Recipe) -> list[TensorSpec] | None:
-    """Return the specs with which a format stores a Llama model's matrices by a recipe; None if it cannot store a
-    matrix.
+    """Return the specs with which a format stores a Llama model's matrices by a recipe.
+
+    Returns None if the format cannot store a matrix in packed form.
 
     The numbers of columns and rows of the model are multiples of all group and block sizes.
     """
@@ -261,7 +262,7 @@ def _decisions(recipe: _Key, dtype: str) -> list[tuple[str, tuple[Choice, ...]]]
 
 
 def presets_of(profile: RuntimeProfile) -> Sequence[str]:
-    """Return the presets that a program runs: those that its profile names, then others that a container can store.
+    """Return the presets whose results a program runs, in order: first those that its profile names, then all others.
 
     For profiles that ship with Ingot, the result is read from ``runs_in.toml``; a test compares it with
     ``plan_presets_of``.

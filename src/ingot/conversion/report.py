@@ -72,8 +72,8 @@ class SourceFacts:
     """The properties of a source for the report.
 
     They are read before the result is published, so that no error occurs after publication. ``size`` is the number of
-    bytes of the source's files, ``nbytes`` of its tensors' parts. ``architectures`` are those of its ``config.json``,
-    ``companions`` the names of the files next to its weights.
+    bytes of the source's files. ``nbytes`` is the number of bytes of its tensors' parts. ``architectures`` are listed
+    in its ``config.json``. ``companions`` are the names of the files next to its weights.
     """
 
     location: str
@@ -331,7 +331,7 @@ def exact(step: Step) -> bool:
 
 
 def source_nbytes(step: Step) -> int:
-    """Return the stored bytes of the source's tensor; for a slice of a tensor, those of the slice."""
+    """Return the number of stored bytes of the step's tensor in the source; for a slice, only those of the slice."""
     tensor = step.tensor
     return round(tensor.size * tensor.source_bits / 8) or step.in_bytes
 

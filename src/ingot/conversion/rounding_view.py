@@ -107,10 +107,11 @@ def requested_calibration(options: ConvertOptions) -> Calibration:
 def round_weights(
     checkpoint: Checkpoint, recipe: Recipe | None, options: ConvertOptions, *, f16_scales: bool = False
 ) -> tuple[View, Rounding | None]:
-    """Return a view of the model that rounds matrices to which rules with a quantizer apply, and the rounding.
+    """Return a view that rounds the matrices to which rules with a quantizer apply, and the state of the rounding.
 
     The recipe's rotations and scales are folded in first. The rounding is None if there are no matrices to round.
-    ``f16_scales``: the target stores scales as f16, even if a rule has ``scales = "half"`` and the weights are bf16.
+    ``f16_scales`` is true if the target stores all scales as f16. Then a rule with ``scales = "half"`` gives f16 also
+    for weights in bf16.
 
     Raises
     ------

@@ -314,7 +314,10 @@ def _requested_recipe(options: ConvertOptions) -> Recipe | None:
 def _rounded(
     weights: Checkpoint, recipe: Recipe | None, options: ConvertOptions, format: Format
 ) -> tuple[View, Rounding | None]:
-    """Return the view that rounds matrices, and the rounding; the weights and None if no option requires rounding."""
+    """Return the view that rounds matrices, and the state of the rounding.
+
+    If no option requires rounding, return a view of the unchanged weights, and None.
+    """
     if recipe is not None and recipe.general and recipe.has_quantizer:
         require_held(format, recipe)
     changes = recipe is not None and (recipe.has_quantizer or recipe.rotate is not None)
@@ -353,9 +356,9 @@ def _is_rounded_by_preset(rounding: Rounding | None, recipe: Recipe | None) -> b
 
 
 def _narrower_dtype_note(plan: ConvertPlan) -> str:
-    """Return a note on exactly repacked tensors whose values runtimes of the target compute in another dtype.
+    """Return a note on exactly repacked tensors that runtimes of the target compute in another dtype than the source's.
 
-    This is the dtype of the scales. The note is empty if there are no such tensors.
+    The other dtype is that of the scales. The note is empty if there are no such tensors.
     """
     if not plan.format.traits.config_keys:
         return ""
@@ -374,7 +377,9 @@ def _narrower_dtype_note(plan: ConvertPlan) -> str:
 
 
 def _tied_head(source: Source, named: Checkpoint, target: Destination) -> tuple[TiedHead, dict[str, Omission]]:
-    """Return how to treat a stored tied head, for formats whose readers refuse it, and the omissions that follow.
+    """Return how to treat a stored tied head, and the omissions that this causes.
+
+    Only formats whose readers refuse a tied head need this; for other formats, the head is stored unchanged.
 
     ``named`` has the names after the option ``rename``; the omissions have the names of the source.
     """

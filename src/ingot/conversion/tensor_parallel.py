@@ -93,7 +93,7 @@ def require_packed(plan: ConvertPlan, source: Checkpoint, recipe: Recipe | None)
 def is_complete(target: Destination, plan: ConvertPlan, checkpoint: Checkpoint) -> bool:
     """Return whether an earlier run has completed a rank's folder: it has the planned tensors with equal values.
 
-    False if a recipe rounds a tensor, because the values could be compared only by encoding them again.
+    The result is also False if a recipe rounds a tensor: its values could be compared only by encoding them again.
     """
     try:
         existing = open_source(target.location).view()

@@ -30,8 +30,8 @@ _WINDOW = 64 << 20  # read by several requests at once
 class Pulled(Reportable):
     """The result of pulling: the number of files and their size in bytes; ``version`` is the artifact's digest.
 
-    ``resumed`` is the number of bytes that an interrupted run had already fetched, ``unpacked`` the number of archives
-    whose files are among them.
+    ``resumed`` is the number of bytes that an interrupted run had already fetched. ``unpacked`` is the number of layers
+    that were archives; ``files`` counts the files in these archives.
     """
 
     source: str
@@ -117,7 +117,7 @@ def pull(options: PullOptions) -> Pulled:
 
 
 def _fetch(store: RegistryStore, name: str, target: LocalTarget, start: int, progress: Progress) -> bool:
-    """Write a file whose first ``start`` bytes are staged already; return whether these bytes were used.
+    """Write a file whose first ``start`` bytes an earlier run staged; return whether these bytes were used.
 
     If the digest differs, the file is fetched once more. Raises ``IntegrityError`` ``registry.digest``.
     """

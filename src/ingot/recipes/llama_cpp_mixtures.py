@@ -328,7 +328,10 @@ def _assignments(mixture: Mixture, facts: ModelFacts) -> Iterator[_Assignment]:
 
 
 def _quantizer_of_ends(mixture: Mixture) -> str | None:
-    """Return the quantizer of embeddings and heads, whose statistics have no G; None if the mixture has none."""
+    """Return the quantizer for embeddings and heads; None if the mixture has no quantizer.
+
+    Their statistics contain no moments of output gradients, which some quantizers for layers need.
+    """
     if mixture.quantizer is None:
         return None
     return _IMPORTANCE if mixture.quantizer in (_AWQ, f"{_AWQ}+{_IMPORTANCE}", _IMPORTANCE) else _GPTQ
@@ -388,7 +391,7 @@ def _low_type(mixture: Mixture, facts: ModelFacts, category: str, layer: int) ->
 def _needs_more_bits(index: int, count: int) -> bool:
     """Return whether llama.cpp assigns more bits to matrix ``index`` of ``count``.
 
-    It does for the first and the last eighth of the layers, and for every third layer between them.
+    It does for the first and the last eighth of the matrices, and for every third matrix between them.
     """
     eighth = count // 8
     return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2

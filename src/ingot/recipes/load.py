@@ -151,7 +151,7 @@ def load_recipe(source: AnyPath) -> Recipe:
 
 
 def preset_name(text: str) -> str | None:
-    """Return the preset with a name, in upper or lower case; None without one."""
+    """Return the name of the preset that ``text`` names in upper or lower case, else None."""
     return text if text in ALL_PRESETS else _LOWER.get(text.lower())
 
 

@@ -208,7 +208,8 @@ class Rule:
 class Rotate:
     """The rotations of a model (``spec/folding.md``), and the seed of their random signs.
 
-    ``r1`` rotates the residual stream, ``r2`` the value heads. ``UsageError`` ``recipe.rotate`` if both are false.
+    ``r1`` rotates the residual stream, ``r2`` the value heads. Raises ``UsageError`` ``recipe.rotate`` if both are
+    false.
     """
 
     r1: bool = False
@@ -229,8 +230,9 @@ class Rotate:
 
 
 STATIC_ACTIVATIONS = ("nvfp4",)
-"""Schemes in which each matrix has a static input scale, from calibration: FP4 in groups of 16, each with an FP8 scale
-that is computed while the model runs."""
+"""Schemes in which each matrix has a static input scale from calibration. In ``nvfp4``, inputs are FP4 in groups of 16;
+each group also has an FP8 scale that is computed while the model runs.
+"""
 ACTIVATIONS = ("int8", "fp8", *STATIC_ACTIVATIONS)
 """Schemes of quantizing layer inputs while the model runs; ``int8`` and ``fp8`` compute one scale per
 token."""
@@ -257,8 +259,10 @@ class Recipe:
     ``general`` rules, such as those of presets, are for all models, so one may apply to no tensor of a model.
     ``rotate`` is applied to the model before the rules. ``activations`` states how layers quantize their inputs while
     the model runs (``ACTIVATIONS``). ``runs_in`` lists the programs that run the result. Rules of a ``mixture`` depend
-    on the model and are added for it (``llama_cpp_mixtures.expand``). Then ``fallbacks`` maps the labels of rules with
-    a fallback type, whose block divides the columns, to the requested and the stored type.
+    on the model; ``llama_cpp_mixtures.expand`` adds them.
+
+    If the block of a rule's type does not divide the columns of a matrix, a rule of the mixture with another type
+    applies. ``fallbacks`` maps the label of each such rule to the requested and the stored type.
     """
 
     name: str

@@ -76,7 +76,7 @@ def default_types(format: str, *, calibrated: bool) -> Sequence[str]:
 
 
 def recipes_of_type(name: str) -> list[tuple[str, Recipe]]:
-    """Return a label and a recipe for a type, or for each candidate if its rules list candidates.
+    """Return a list with a label and a recipe for a type; one for each candidate if its rules list candidates.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def _is_cast(rule: Rule) -> bool:
 
 
 def _fix(rule: Rule, index: int) -> Rule:
-    """Return a rule with the candidate at ``index``, or with its last candidate if it has fewer."""
+    """Return a rule that chooses only its candidate at ``index``, or its last candidate if it has fewer."""
     if not isinstance(rule.choice, Measured):
         return rule
     candidates = rule.choice.candidates

@@ -284,7 +284,10 @@ def embedding_reasons(profile: RuntimeProfile, stored: Mapping[str, StoredScheme
 def merged_reasons(
     profile: RuntimeProfile, stored: Mapping[str, StoredScheme], tensors: Mapping[str, Tensor]
 ) -> Iterator[Reason]:
-    """Yield a reason for merged projections whose members differ, or whose rows are no multiple of a block's rows."""
+    """Yield a reason for each rule that merged projections break.
+
+    The rules concern members with different schemes or second scales, and rows that blocks do not divide.
+    """
     rules = profile.constraints
     if not (rules.merged_scheme or rules.merged_blocks or rules.merged_second_scale):
         return
@@ -325,7 +328,7 @@ def _shared(item: StoredScheme) -> tuple[Any, ...]:
 
 
 def _second_scale(tensor: Tensor | None) -> bytes:
-    """Return the bytes of a tensor's second scale; empty without one."""
+    """Return the bytes of a tensor's second scale; empty if it has none."""
     part = None if tensor is None else tensor.parts.get(_SECOND)
     if part is None:
         return b""
@@ -452,7 +455,10 @@ def _token_count(source: Source) -> int | None:
 
 
 def _names(names: Sequence[str]) -> str:
-    """Return a line of names; layers with the same name are named once, and further names are counted."""
+    """Return names as one line: the first names, and the number of further names.
+
+    Names that differ only in numbers, such as those of layers, are shown once as a pattern.
+    """
     patterns = list(dict.fromkeys(map(pattern_of, names)))
     shown = ", ".join(patterns[:_SHOWN])
     more = f" and {len(patterns) - _SHOWN} more" if len(patterns) > _SHOWN else ""

@@ -100,7 +100,7 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     dense_embeddings : bool
         Embeddings and heads may not be packed.
     complete : bool
-        The folder must have every tensor that ``config.json`` implies.
+        The folder must contain every tensor that ``config.json`` implies.
     known_tensors : bool
         A file has only tensors of its architecture, by llama.cpp's names.
     derived_heads : bool

@@ -1,4 +1,4 @@
-"""The storage scheme of a tensor, in the words of a runtime profile."""
+"""The storage scheme of a tensor, in the terms that runtime profiles use."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def group_text(group: int | str | None) -> str:
 def stored_scheme(tensor: Tensor | TensorSpec, container: str, *, symmetric: bool | None = None) -> StoredScheme:
     """Return the scheme of a tensor in a container; raise ``CodecError`` if its attributes contradict each other.
 
-    ``symmetric`` is that key's value in ``config.json``, for integers with stored zero points; None without the key.
+    ``symmetric`` states whether ``config.json`` declares symmetric integers; it matters for integers with stored zero
+    points. None if the container has no such key.
     """
     layout = layout_of(tensor)
     rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1

@@ -66,7 +66,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class StorageOption:
-    """A type as one option for a group: its label, the choice for each tensor, and the total size in bytes."""
+    """One option of a group: the label of the type, the choice for each tensor, and their total size in bytes."""
 
     label: str
     choices: tuple[Choice | None, ...]
@@ -120,7 +120,7 @@ def units_of(groups: Sequence[Group]) -> dict[str, Unit]:
 def origins_of(planned: Planned) -> dict[str, list[str]]:
     """Return, for each tensor of the result, the names in ``weights`` of the tensors from which it is computed.
 
-    Tensors for which they cannot be determined are missing.
+    Tensors whose origins cannot be determined are missing from the result.
     """
     weights = planned.weights
     names = [step.tensor.name for step in planned.plan.steps]
@@ -265,7 +265,8 @@ _POINTS = 12
 class Target:
     """The limit of a search.
 
-    It has the maximum size of all weight files in bytes, None if the divergence is limited, and the number of elements.
+    ``size`` is the maximum size of all weight files in bytes; None if the divergence is limited instead. ``elements``
+    is the number of elements of all tensors.
     """
 
     size: int | None

@@ -43,8 +43,9 @@ class Kl(NamedTuple):
 
 
 class Divergence(Protocol):
-    """A function that measures the divergence of models from one source on the same windows; ``over`` describes
-    these.
+    """A function that measures the divergence of models from one source on the same windows of text.
+
+    ``over`` describes the windows.
     """
 
     @property
@@ -108,10 +109,10 @@ def search(
 ) -> tuple[Step | None, list[Step]]:
     """Search the smallest allocation whose measured divergence is at most ``limit``.
 
-    The search solves for a bound of the estimated loss and measures the result. The first bound is the limit. Each
-    further bound follows from the measurements: it is scaled by the ratio of limit and divergence, or interpolated (in
-    logarithms) between two measurements on both sides of the limit. If no measurement was below the limit, the last of
-    ``STEPS`` is the allocation with the least loss.
+    Each step solves for a bound of the estimated loss and measures the resulting allocation. The first bound is the
+    limit. Each further bound follows from the measurements: it is scaled by the ratio of limit and divergence, or
+    interpolated (in logarithms) between two measurements on both sides of the limit. If no measurement was below the
+    limit, the last of ``STEPS`` is the allocation with the least loss.
 
     Parameters
     ----------

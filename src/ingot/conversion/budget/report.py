@@ -30,7 +30,7 @@ _TABLES = ("types", "points", "steps", "groups")
 
 @dataclass(frozen=True, slots=True)
 class TypeReport:
-    """One type: size of all weight files in bytes, bits per weight and estimated loss if every tensor had it.
+    """One type: size of all weight files in bytes, bits per weight and estimated loss if every tensor had this type.
 
     ``chosen`` is the number of tensors that have the type in the chosen recipe. A tensor that cannot have the type
     stays unchanged.

@@ -318,8 +318,10 @@ class _Search:
 
     @contextmanager
     def _opened_statistics(self, weights: Checkpoint, *, calibrated: bool) -> Iterator[Statistics | None]:
-        """Return a context with the options' statistics; if there are none and types need them, those of a new
-        calibration.
+        """Return a context with the statistics of the options.
+
+        If the options have none and ``calibrated`` is true, a new calibration collects them. Otherwise the value is
+        None.
         """
         calibration = self._options.calibration
         if isinstance(calibration, Statistics):

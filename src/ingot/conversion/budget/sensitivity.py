@@ -117,7 +117,8 @@ def _spread(count: int, max_count: int) -> list[int]:
 def _combine(sample_losses: Sequence[Loss | None], scale: float, size: int) -> Loss | None:
     """Return the loss of a unit from those of its samples: means of errors, and the sum of divergences times ``scale``.
 
-    None if the codec refuses a sample. ``scale`` is the number of all weights divided by that of the sampled matrices.
+    Returns None if the codec refuses a sample. ``scale`` is the number of all weights divided by that of the sampled
+    matrices.
     """
     measured = [loss for loss in sample_losses if loss is not None]
     if len(measured) < len(sample_losses):
@@ -282,6 +283,9 @@ def measure_of(losses_by_unit: Mapping[str, Losses], sizes: Mapping[str, int]) -
 
 
 def _mean_ratio(pairs: Sequence[tuple[float | None, float | None]]) -> float:
-    """Return the geometric mean of the pairs' ratios, ignoring pairs with None or 0; 1 if there are no others."""
+    """Return the geometric mean of the ratios of the pairs' values.
+
+    Pairs with None or 0 are ignored. If there are no other pairs, the result is 1.
+    """
     ratios = [log(numerator / denominator) for numerator, denominator in pairs if numerator and denominator]
     return exp(sum(ratios) / len(ratios)) if ratios else 1.0

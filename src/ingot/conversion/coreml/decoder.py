@@ -251,7 +251,10 @@ class _Program:
         return self._like("mul", f"{name}_out", first, y=weight)
 
     def _attention(self, x: str, layer: int) -> str:
-        """Return attention over the cache; query heads that share a key are the first dimension."""
+        """Return the output of attention over the cache.
+
+        The query heads that share a key head are the first dimension of the intermediate results.
+        """
         decoder = self._decoder
         prefix = f"model.layers.{layer}.self_attn."
         name = constant_name(prefix)

@@ -16,7 +16,7 @@ RULE = "merge.model"
 _TOKENIZER = "tokenizer.json"
 _MAX_TOKENIZER = 8 * MAX_CONFIG
 _ESSENTIAL = ("model_type", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rope_theta")
-"""Settings that determine what the tensors mean. Models that differ in one of them cannot be merged."""
+"""Settings that determine how the tensors are used. Models that differ in one of these settings cannot be merged."""
 _IGNORED = (
     *("_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"),
     *("quantization_config", "quantization", "tie_word_embeddings", "_attn_implementation", "finetuning_task"),

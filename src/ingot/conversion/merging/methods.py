@@ -254,9 +254,7 @@ class _Search:
 
 
 def _last_bin(counts: Array, wanted_count: int) -> tuple[int, int]:
-    """Return the bin that contains the smallest of the ``wanted_count`` largest values, and how many of these it
-    contains.
-    """
+    """Return the bin of the smallest of the ``wanted_count`` largest values, and how many of these are in the bin."""
     from_top = np.cumsum(counts[::-1])
     index = int(np.searchsorted(from_top, wanted_count))
     above = int(from_top[index - 1]) if index else 0

@@ -56,7 +56,7 @@ def transpose_for_graph(
 
 
 def _names_by_plan(view: Checkpoint, format: OnnxFormat, planned: Collection[str]) -> Mapping[str, str]:
-    """Return old and new name of each matrix that a plan has under the name of its transpose."""
+    """Return old and new name of each matrix that the plan stores as its transpose, under another name."""
     names = {}
     for name in view:
         transposed = (format.turned_name(name, bits) for bits in (4, 8))

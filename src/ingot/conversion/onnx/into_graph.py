@@ -176,7 +176,7 @@ class _MatchedGraph:
         return f"constants that keep the values of the graph: {', '.join(names[:_MAX_LISTED])}{more}" if names else ""
 
     def _tied_pairs(self) -> Iterator[Pair]:
-        """Yield the pair of the graph's head and the checkpoint's embeddings, if the checkpoint has no head."""
+        """Yield the graph's head paired with the checkpoint's embeddings, if the checkpoint has no head."""
         matched = {pair.constant for pair in self._pairs}
         if any(role_of(name) == "head" for name in self._checkpoint):
             return
@@ -272,7 +272,7 @@ class _MatchedGraph:
     def _packed(self, tensor: Tensor, constant: str, dtype: str) -> Tensor | None:
         """Return the integers of a matrix [outputs, inputs] as ``MatMulNBits`` takes them.
 
-        None if the operator does not support them.
+        Returns None if the operator does not support them.
         """
         bits = getattr(_affine(tensor), "bits", 0)
         name = constant if self._format.is_turned(constant) else self._format.turned_name(constant, bits)
@@ -291,7 +291,7 @@ def _affine(tensor: Tensor) -> AffineLayout | None:
 def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     """Return a tensor's integers, whose decoded values have the type ``dtype``.
 
-    None if it has no integers, or fractional zero points.
+    Returns None if the tensor has no integers, or if a zero point is not an integer.
     """
     integers: Tensor | None = tensor if tensor.codec == AffineLayout.codec else None
     if tensor.codec in CODECS:
@@ -312,7 +312,7 @@ def _integers(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
 def _codes(tensor: Tensor, name: str, dtype: str) -> Tensor | None:
     """Return a tensor's integers or small floats, whose decoded values have the type ``dtype``.
 
-    None if it has neither.
+    Returns None if the tensor has neither.
     """
     return _integers(tensor, name, dtype) or _small_floats(tensor, name, dtype)
 
