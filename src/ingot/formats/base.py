@@ -149,7 +149,8 @@ class FormatTraits:
     shards : bool
         An artifact can be split into several files.
     shards_on_request : bool
-        The usual artifact is one file, even in a folder.
+        An artifact is split only if the caller requests it. In other formats, artifacts in folders are split at a
+        default size.
     attachments : tuple of str
         Types of attachments that the format can store.
     encodings : tuple of str
@@ -206,8 +207,8 @@ class FormatTraits:
     full_size : bool
         Readers need pruned matrices in their full size (``Format.compacted``).
     rounds_steps : bool
-        Programs round the product of a code and its scale, and then the sum with an offset, each to the type of the
-        scales. Others compute in f32 and round once.
+        Programs round the product of a code and its scale to the type of the scales, and then the sum with an offset
+        too. Programs of other formats compute in f32 and round once.
     """
 
     digests: bool = False
@@ -307,13 +308,14 @@ class Format(ABC):
         return stored_config(store, "model.config")
 
     def activations(self, config: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return how layers quantize their inputs, keys and values, according to ``config.json``: setting to short
-        text.
+        """Return how layers quantize their inputs, keys and values, according to ``config.json``.
+
+        The result maps each setting to a short text.
         """
         return {}
 
     def original_name(self, name: str) -> str:
-        """Return a tensor's name before compressing programs renamed it."""
+        """Return the name that a tensor had before a compression program renamed it."""
         return name
 
     # Deciding what can be written.
@@ -330,8 +332,7 @@ class Format(ABC):
         return self
 
     def for_source(self, config: Mapping[str, Any]) -> Format:
-        """Return the format for weights of a folder with this ``config.json``, which may restrict the layouts that
-        fit."""
+        """Return the format for weights of a folder with this ``config.json``; it may accept fewer layouts."""
         return self
 
     def for_activations(self, scheme: str) -> Format:
@@ -381,7 +382,9 @@ class Format(ABC):
         return False
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
-        """Return texts of the ``settings`` (the ``activations`` of the source) that the result cannot declare.
+        """Return texts of the ``settings`` that the result cannot declare.
+
+        ``settings`` is the source's result of ``activations``.
 
         By default a result declares none of them.
         """
@@ -427,9 +430,7 @@ class Format(ABC):
         raise NotImplementedError
 
     def commands(self, artifact: WrittenArtifact) -> Sequence[Sequence[str]]:
-        """Return the commands that run the written artifact, each as a list of arguments; empty if no program
-        runs it.
-        """
+        """Return the commands that run the written artifact, each as a list of arguments; empty if there is none."""
         return ()
 
 

@@ -102,7 +102,7 @@ def _is_present(sign: Sign, names: Sequence[str], head: bytes) -> bool:
 
 
 def _signs_of(name: str) -> tuple[Sign, ...] | None:
-    """Return the signs by which files of a format are noticed before it is imported; None if it has registered none."""
+    """Return the signs that a format has registered; None if there are none, so that it is always imported."""
     signs = _SIGNS.get(name)
     return _EXTENSION_SIGNS[name] if signs is None and name in _EXTENSION_SIGNS else signs
 

@@ -42,12 +42,12 @@ _OF_DTYPE = {"float16": FP16, "float32": FP32, "int32": INT32}
 
 Shape = tuple[int, ...]
 FlexibleShape = tuple[int | None, ...]
-"""A shape; a size of None is known only when the program runs."""
+"""A shape; a size of None is determined when the program runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An input, output or state of the model; sizes of None are from 1 to ``longest``."""
+    """An input, output or state of the model; a size of None may be any number from 1 to ``longest``."""
 
     name: str
     type: MilType
@@ -127,7 +127,7 @@ class Builder:
         shapes: Sequence[FlexibleShape],
         type: MilType = FP16,
     ) -> list[str]:
-        """Add an operation with the outputs ``names``, and return them; the operation is called like the first."""
+        """Add an operation with the outputs ``names``, and return them; the first one is also the operation's name."""
         outputs = zip(names, (encode_type(type, shape) for shape in shapes), strict=True)
         self._operations.append(_operation(operation, list(outputs), {}, inputs))
         return list(names)
@@ -168,7 +168,7 @@ def _operation(
     inputs: Mapping[str, str | Sequence[str]],
     name: str = "",
 ) -> bytes:
-    """Return an encoded operation, called ``name``, by default like its first output."""
+    """Return an encoded operation with the name ``name``; by default, its name is that of its first output."""
     bound = b"".join(map_entry(INPUTS, key, _argument(encoded_outputs)) for key, encoded_outputs in inputs.items())
     encoded_outputs = b"".join(
         bytes_field(OUTPUTS, bytes_field(1, name) + bytes_field(2, type)) for name, type in outputs
@@ -184,7 +184,10 @@ def _argument(names_or_name: str | Sequence[str]) -> bytes:
 
 
 def _manifest() -> bytes:
-    """Return the manifest of both items; identifiers depend only on paths, so that equal programs have equal bytes."""
+    """Return the manifest, which lists the model file and the folder of weights.
+
+    Identifiers depend only on paths, so that equal programs have equal bytes.
+    """
     items = {"model.mlmodel": "CoreML Model Specification", "weights": "CoreML Model Weights"}
     names = {name: str(uuid.uuid5(uuid.NAMESPACE_URL, f"{_FOLDER}/{name}")) for name in items}
     entries = {

@@ -67,7 +67,7 @@ class PlannedOp:
     """An operation to write; the last operation of a tensor gets the outputs of the operation that it replaces.
 
     ``bound`` are inputs that refer to outputs of earlier operations: key, index of the operation, index of the output.
-    ``again`` are inputs with the numbers of another input: key, index of the earlier operation, key of its input.
+    ``again`` are inputs that repeat an input of an earlier operation: key, index of that operation, key of its input.
     ``outputs`` are types and shapes; the last operation of a tensor has none.
     """
 

@@ -317,7 +317,7 @@ def _check_mask(operation: Operation, mask: Slot, nonzeros: Slot, shape: Shape) 
 
 
 def _packed(graph: Graph, operation: Operation, slot: Slot, count: int, bits: int) -> None:
-    """Raise an error if a slot is no bit stream of ``count`` numbers in bytes, padded with zeros in the last byte."""
+    """Raise an error unless a slot contains bytes with ``count`` packed numbers, and zeros after the last number."""
     expected = (count * bits + 7) // 8
     expect(operation, slot.type is BY_NAME["uint8"] and slot.dims == (expected,), f"{expected} bytes", list(slot.dims))
     graph.check_last(slot, -count * bits % 8)

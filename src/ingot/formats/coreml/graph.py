@@ -106,7 +106,7 @@ class Graph:
         """Return a parameter of ``operation``: a value, or the earlier operation that computes it and the index of its
         output.
 
-        None if the parameter is absent. The output of a ``const`` is returned as its value.
+        Returns None if the parameter is absent. The output of a ``const`` is returned as its value.
 
         Raises ``FormatError`` ``coreml.reference``: no earlier operation defines the name; ``LeftError``: its source is
         not constant.

@@ -34,9 +34,10 @@ class Entry:
 
     ``key`` is the index of the operation (-1 for an unchanged operation) and the key of the parameter. ``values`` are
     the references to the array in an unchanged operation. ``offset`` is that of the array's metadata; None if the array
-    is in the program, and then ``data`` are its contents. ``copied`` is a blob of an unchanged operation that is not a
-    part. ``share`` identifies arrays that were one blob and may share a blob again; ``reused`` is true if this array
-    uses the offset of another. ``fixed`` is set for a part that is not written, because its numbers do not change.
+    is in the program, and then ``data`` are its contents. ``copied`` is set for a blob of an unchanged operation that
+    contains no part of the tensor. ``share`` identifies arrays that were one blob and may share a blob again;
+    ``reused`` is true if this array uses the offset of another. ``fixed`` is set for a part that is not written,
+    because its numbers do not change.
     """
 
     key: Key
@@ -104,7 +105,7 @@ class FileEnd:
 
 
 def opset_number(template: Template, site: Site) -> int:
-    """Return N if the tensor's function declares the opset ``CoreMLN``; 0 for another opset."""
+    """Return the number of the opset that the tensor's function declares: 7 for ``CoreML7``; 0 for any other name."""
     text = template.program.opsets.get(site.last.function, "").removeprefix("CoreML")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
 
@@ -173,7 +174,7 @@ class Layout:
         self._waiting = self._left_of(specs)
 
     def _unused(self, specs: Sequence[TensorSpec]) -> list[Operation]:
-        """Return the operations that only replaced tensors used, and that must therefore be removed."""
+        """Return the operations that only replaced operations use, and that must therefore be removed."""
         replaced = [site for spec in specs if not is_kept(site := self.sites[spec.name], spec)]
         changed = {id(site) for site in replaced}
         stays = {id(site.last) for site in self.sites.values()}
@@ -215,7 +216,10 @@ class Layout:
         return sorted(remaining)
 
     def place_other_blobs(self, file: str | None = None, before: int = 0) -> list[OtherBlob]:
-        """Assign offsets to the other blobs before an offset of a file; without a file, to all remaining ones."""
+        """Assign new offsets to blobs that belong to no tensor and that were before an offset of a file.
+
+        Without a file, assign new offsets to all remaining blobs of this kind.
+        """
         now = [blob_key for blob_key in self._waiting if file is None or (blob_key[0] == file and blob_key[1] < before)]
         self._waiting = [blob_key for blob_key in self._waiting if blob_key not in set(now)] if now else self._waiting
         placed = []
@@ -246,8 +250,9 @@ class Layout:
         return TensorPlan(site, spec, file, operations, entries)
 
     def _unchanged_entries(self, site: Site) -> list[Entry]:
-        """Return an unchanged tensor's arrays in the order of their blobs, including blobs of its operations that are
-        no parts.
+        """Return an unchanged tensor's arrays in the order of their blobs.
+
+        These include blobs of its operations that contain no part of the tensor.
         """
         entries: list[tuple[int, Entry]] = []
         part_values: set[int] = set()

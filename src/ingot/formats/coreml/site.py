@@ -198,7 +198,7 @@ class Site:
 
     @property
     def shares(self) -> tuple[tuple[str, str, int], ...]:
-        """Roles, files and offsets of the tensor's blobs; constants with equal values here are stored once."""
+        """Roles, files and offsets of the tensor's blobs; tensors with equal values of this property share blobs."""
         shared = []
         for role, slot in self.slots.items():
             blob = slot.values[0].blob if slot.values else None

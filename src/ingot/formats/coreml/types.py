@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class MilType:
     """An element type of MIL, with its two numbers and Ingot's name.
 
-    ``code`` is the number in MIL.proto, ``blob`` that in blob storage version 2, ``bits`` the size of an element.
-    ``dtype`` is Ingot's name; None for types of less than a byte, which are packed into one stream, low bits first.
-    ``signed`` applies to integers.
+    ``code`` is the number in MIL.proto, ``blob`` is the number in blob storage version 2, ``bits`` is the size of an
+    element. ``dtype`` is Ingot's name; None for types of less than a byte, which are packed into one stream, low bits
+    first. ``signed`` applies to integers.
     """
 
     name: str

@@ -222,7 +222,7 @@ class CoremlWriter(FormatWriter):
         self._sinks: dict[str, Sink] = {}
 
     def begin(self, spec: TensorSpec) -> None:
-        """Start the next tensor, after copying other blobs that preceded it."""
+        """Start the next tensor, after copying blobs without a tensor that precede it in the template."""
         self._order.begin(spec)
         plan = self._layout.plan(spec)
         self._copy_left(*plan.site.first_offset)
@@ -400,7 +400,11 @@ class CoremlWriter(FormatWriter):
             )
 
     def _put(self, plan: TensorPlan, entry: Entry, start: int, chunk: memoryview) -> None:
-        """Write the next bytes of an array; if it uses another array's offset, only compare them."""
+        """Write the next bytes of an array.
+
+        If the array uses another array's offset, the bytes are only compared. If they differ, the array gets its own
+        offset.
+        """
         assert entry.offset is not None
         sink = self._sink(plan.file)
         position = entry.offset + METADATA

@@ -28,8 +28,10 @@ _WINDOW = 1 << 18
 
 
 class Records(NamedTuple):
-    """The infos of consecutive tensors: the name, the offset of the dimensions in the file, and the rank of each
-    tensor.
+    """The infos of consecutive tensors, in three lists with one element per tensor.
+
+    ``names`` are the names. ``starts`` are the offsets in the file at which the dimensions begin. ``ranks`` are the
+    numbers of dimensions.
     """
 
     names: list[str]
@@ -185,8 +187,8 @@ class Cursor:
     def records(self, count: int, max_rank: int) -> Records | None:
         """Return the next ``count`` tensor infos; None if one needs the slower checks.
 
-        It does if it exceeds the file, has more than ``max_rank`` dimensions, or has a name that is not UTF-8. The
-        cursor then does not move.
+        Slower checks are needed if a tensor info exceeds the file, has more than ``max_rank`` dimensions, or has a name
+        that is not UTF-8. The cursor then does not move.
         """
         records = Records([], array("q"), array("B"))
         names, starts, ranks = records

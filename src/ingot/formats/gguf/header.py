@@ -82,9 +82,9 @@ def describe_types(
     """Return ``metadata`` with the keys that describe the types of the tensors ``specs``.
 
     ``metadata`` is a result of ``to_gguf_metadata``. If a tensor has blocks, a missing ``general.quantization_version``
-    is added. ``general.file_type`` becomes ``requested`` if that is set. If a tensor has the type of an existing value,
-    the value stays, because it may name a mixture such as ``Q4_K_M``. Otherwise it becomes the type that takes the most
-    bytes.
+    is added. If ``requested`` is set, it becomes ``general.file_type``. Otherwise an existing ``general.file_type``
+    stays if a tensor has the type that it implies, because it may name a mixture such as ``Q4_K_M``. In all other cases
+    it becomes the type that takes the most bytes.
     """
     sizes: Counter[str] = Counter()
     for spec in specs:
@@ -455,7 +455,10 @@ def _data_range(entries: Mapping[str, Entry], alignment: int, cursor: Cursor, na
 
 
 def _check_offsets(entries: Mapping[str, Entry], alignment: int, header: int, size: int, name: str) -> tuple[int, int]:
-    """Return the start and end of the data; raise an error unless padded tensors follow each other within the file."""
+    """Return the start and end of the data in the file.
+
+    Raises an error unless the tensors, each padded to the alignment, follow each other and end within the file.
+    """
     start = -(-header // alignment) * alignment
     expected = 0
     end = 0

@@ -107,7 +107,7 @@ def plan_tensor(model: Model | None, named: Named, spec: TensorSpec) -> Planned:
 
 
 def storage_form(spec: TensorSpec, versions: Versions) -> StorageForm:
-    """Return the constants in which any operator can use a tensor; raises ``LeftError``."""
+    """Return the storage of a tensor whose values any operator can use, not only ``MatMul``; raises ``LeftError``."""
     if spec.codec == DenseLayout.codec:
         return dense_form(spec)
     return dequantize_form(spec, versions)

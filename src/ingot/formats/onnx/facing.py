@@ -13,7 +13,7 @@ OUTPUTS: Orientation = "outputs"
 INPUTS: Orientation = "inputs"
 """[inputs, outputs]: a row for each input."""
 EITHER: Orientation = "any"
-"""Neither: a lookup table, or values to add, which have the same orientation in every checkpoint."""
+"""A matrix without an orientation: a lookup table or a summand, which is stored in the same way in every checkpoint."""
 
 _PRODUCT = ("", "MatMul")
 _GEMM = ("", "Gemm")
@@ -103,7 +103,7 @@ class OrientationFinder:
 
 
 def _transposes(operator: Operator, index: int, rank: int) -> bool | None:
-    """Return whether an operator transposes a matrix; None if it does something else."""
+    """Return True if an operator transposes a matrix, False if it keeps the orientation, and None otherwise."""
     if operator.key != _TRANSPOSE:
         return False if (operator.key in _THROUGH and index == 0) or operator.key in _ELEMENTWISE else None
     order = operator.integers("perm") or tuple(reversed(range(rank)))

@@ -87,7 +87,7 @@ class OnnxFormat(BySuffix):
     def turned_name(self, name: str, bits: int) -> str | None:
         """Return a matrix's name in the other orientation, with codes of ``bits`` bits for ``MatMulNBits``.
 
-        None if the graph cannot contain it.
+        Returns None if the graph cannot contain the matrix in that orientation.
         """
         named = self._named.get(name)
         return None if named is None else other_name(named, bits)
@@ -108,7 +108,7 @@ class OnnxFormat(BySuffix):
         return self._orientations.find(named.site.graph, named.local, len(named.site.shape))
 
     def is_own(self, name: str) -> bool:
-        """Return whether a name occurs only in graphs: an exporter's name of a value, a quantizer's name of codes."""
+        """Return whether only graphs use names of this kind: exporters' names of values, quantizers' names of codes."""
         local = self.local_name(name)
         return _EXPORTED.match(local) is not None or original_name(local) != local
 

@@ -21,8 +21,8 @@ _PRODUCTS = (("", "MatMulInteger"), ("", "ConvInteger"))
 class Codes:
     """The indices of related inputs of an operator type: codes, scales and zero points.
 
-    Scales differ along ``axis``. For a bias, ``factor`` is the input whose scale multiplies these scales; None for
-    other inputs.
+    ``axis`` is the dimension of the codes along which there are several scales. ``zero`` is None if the codes have no
+    zero points. ``factor`` is set only for codes of a bias: the index of the input whose scale multiplies these scales.
     """
 
     codes: int
@@ -82,7 +82,7 @@ def takes_codes(operator: Operator, index: int) -> bool:
 
 
 def scale_source(operator: Operator, index: int) -> Scaled | None:
-    """Return where the scales of an operator's codes are; None if unknown."""
+    """Return the locations of the scales and zero points of an operator's codes; None if they are unknown."""
     if operator.key in _PRODUCTS:
         scales = _scale_after(operator)
         axis = 0 if operator.type == "ConvInteger" else (-2, -1)[index]
@@ -105,7 +105,11 @@ def _optional_input(operator: Operator, index: int) -> tuple[Operator, int] | No
 
 
 def _scale_after(operator: Operator) -> tuple[Operator, int] | None:
-    """Return the constant scale of ``Cast(product) * (scale of inputs * scale of weights)``; None without one."""
+    """Return the location of the scale of weights in ``Cast(product) * (scale of inputs * scale of weights)``.
+
+    ``operator`` computes the product. The result is None unless these operators follow and exactly one scale is
+    constant.
+    """
     cast = _only_use(operator)
     product = None if cast is None or cast.key != _CAST else _only_use(cast)
     if cast is None or product is None or product.key != _MUL:
@@ -124,6 +128,6 @@ def _is_constant(operator: Operator, name: str) -> bool:
 
 
 def _only_use(operator: Operator) -> Operator | None:
-    """Return the only operator that uses an operator's only output."""
+    """Return the operator that uses an operator's output; None unless there is exactly one output with one use."""
     uses: Sequence[tuple[Operator, int]] = operator.graph.uses.get(operator.outputs[0], ()) if operator.outputs else ()
     return uses[0][0] if len(operator.outputs) == 1 and len(uses) == 1 else None

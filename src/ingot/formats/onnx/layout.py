@@ -260,7 +260,7 @@ class Layout:
         return edits.segments()
 
     def _still_used(self) -> set[int]:
-        """Return the ``id`` of each constant that operators which are not replaced use."""
+        """Return the ``id`` of each constant that is used by an operator that stays in the graph."""
         replaced = {
             id(operator)
             for plan in self.plans.values()
@@ -366,7 +366,10 @@ class Layout:
         return [operator(NBITS, item.name, inputs, item.outputs, attributes, _annotations(item))]
 
     def _multiplied_dense(self, item: Operator, name: str) -> list[bytes]:
-        """Return a MatMul of a dense matrix that replaces a MatMulNBits, with an addition if that has a bias."""
+        """Return the encoded MatMul of a dense matrix that replaces the MatMulNBits ``item``.
+
+        If ``item`` has a bias, an Add with the bias follows.
+        """
         bias = item.input(_BIAS)
         if not bias:
             return [operator(_MATMUL, item.name, [item.input(0), name], item.outputs, (), _annotations(item))]

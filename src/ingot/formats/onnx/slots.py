@@ -163,8 +163,9 @@ class Coordinates:
 class DequantizedValues:
     """The values that ``DequantizeLinear`` computes: ``(codes - zero) * scales`` in f32, rounded to ``type``.
 
-    Scales differ along ``axis``; None if all elements share a scale. If scales have the rank of the codes, ``block``
-    elements along ``axis`` share a scale; otherwise ``block`` is 0. ``factor`` is a scale that multiplies all others.
+    ``axis`` is the axis along which scales differ, or None if one scale applies to all elements. If scales have the
+    rank of the codes, ``block`` elements along ``axis`` share a scale; otherwise ``block`` is 0. ``factor`` is a single
+    scale that multiplies all ``scales``, or None.
     """
 
     codes: Constant

@@ -153,7 +153,7 @@ class Template(Mapping[str, Part]):
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """By file name: the model file without the numbers of its constants; empty bytes for other files."""
+        """Headers by file name: the model file without the numbers of its constants; empty bytes for other files."""
         ranges = sorted(constant.raw for constant in self.model.constants if constant.raw is not None)
         data = self.model.root.data
         segments = []

@@ -174,7 +174,7 @@ def _count(message: Node, fields: list[Field], type: OnnxType, field_number: int
 
 
 def _typed(constant: Constant, fields: list[Field], expected_fields: int) -> Constant:
-    """Count the numbers in the field of a constant's type, and return the constant."""
+    """Return the constant after a check that the field of its type contains the right number of elements."""
     type = constant.type
     message = constant.message
     location = f"{message.location}: {constant.name[:200]}"
@@ -292,7 +292,7 @@ def _number(text: str | None, key: str, location: str) -> int | None:
 def check_location(location: str, constant_location: str) -> str:
     """Return the name of a file in the model's folder or below it.
 
-    Raises ``FormatError`` ``onnx.external-path``: it is absolute, outside of the folder, or no name.
+    Raises ``FormatError`` ``onnx.external-path``: the location is absolute, outside of the folder, or no file name.
     """
     components = location.split("/")
     if components[0] == "." and len(components) > 1:  # PyTorch and others write this prefix

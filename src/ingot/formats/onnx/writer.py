@@ -170,7 +170,7 @@ class OnnxWriter(FormatWriter):
         return [*self._location_of(entry), len(data), checksums.digest("crc32c", data)]
 
     def _stored(self, entry: Entry, location: str) -> bytes:
-        """Return the contents of a constant that is computed from a complete part, or from none."""
+        """Return the contents of a constant: its buffered part, converted if necessary, or repeated zero points."""
         if not entry.role:
             assert entry.new is not None
             assert entry.new.point is not None
@@ -218,5 +218,5 @@ class OnnxWriter(FormatWriter):
 
 
 def _stays(entry: Entry) -> bool:
-    """Return whether a constant stays unchanged in the field of its type."""
+    """Return whether a constant stays unchanged in a field of its TensorProto that has one entry per number."""
     return entry.external is None and entry.offset is None

@@ -132,7 +132,7 @@ def _awq(quantization: Config) -> tuple[PackedFolderFormat, Config]:
 
 
 def _integers(quantization: Config) -> dict[str, Any]:
-    """Return the settings as keys of GPTQ and AWQ; rules for layers with other settings become ``dynamic``."""
+    """Return the settings with the keys of GPTQ and AWQ; settings of single layers become rules in ``dynamic``."""
     rules: dict[str, Any] = {}
     for key in ("dynamic", "regex_config", "extra_config"):
         layers = quantization.get(key)

@@ -106,7 +106,10 @@ class AwqFormat(ColumnPackedFormat):
         return symmetric and no_rule_is_asymmetric(quantization)
 
     def middle_zeros(self, layout: PackedIntLayout, shape: Shape) -> tuple[Array, Array]:
-        """Return a row of packed middle zero points, and a mask that excludes gemv's padding after the last group."""
+        """Return a row of packed middle zero points, and a mask of its significant bits.
+
+        The mask excludes gemv's padding after the last group.
+        """
         width = layout.zero_shape(shape)[1]
         line = np.full(width, 0x88888888, np.uint32)
         mask = np.full(width, 0xFFFFFFFF, np.uint32)

@@ -109,7 +109,7 @@ class PackedFolderFormat(SafetensorsFormat):
     suffixes = ()
     traits = replace(SafetensorsFormat.traits, looks_inside=True, config_keys=(HUGGING_FACE,))
     keys: ClassVar[Table] = {}
-    """By key of the format's object in ``config.json``: whether the reader uses, ignores or refuses it."""
+    """For each key of the format's object in ``config.json``, whether the reader uses, ignores or refuses the key."""
     side_files: ClassVar[Mapping[str, str]] = {}
     """Files in which old releases describe the packing instead of ``config.json``, with their ``quant_method``."""
     companions: ClassVar[tuple[str, ...]] = ()
@@ -162,9 +162,7 @@ class PackedFolderFormat(SafetensorsFormat):
         return {}
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return, by key, a short text on how layers quantize their inputs, keys and values according to
-        ``config.json``.
-        """
+        """Return a short text on how layers quantize their inputs, keys and values, for each key of ``config.json``."""
         return {}
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
@@ -433,7 +431,7 @@ def _convert(convert: Callable[[bytes], bytes], stored: Part) -> bytes:
 
 
 def is_packed_weight(name: str, dtype: str, shape: Sequence[int]) -> bool:
-    """Return whether a tensor outside of layers must be packed codes, because its type is none of dense weights."""
+    """Return whether a tensor outside of layers must be packed codes, because dense weights never have its type."""
     if len(shape) < 2 or 0 in shape:
         return False
     if dtype.startswith(_SMALL_FLOATS):

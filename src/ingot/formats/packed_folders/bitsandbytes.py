@@ -66,7 +66,7 @@ KEYS: Mapping[str, Key] = {
     "llm_int8_skip_modules": irrelevant("which layers are dense; the entries show it"),
     "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
 }
-"""By key: whether the reader uses, ignores or refuses it."""
+"""For each key, whether the reader uses, ignores or refuses the key."""
 
 
 class BitsandbytesFormat(WritablePackedFolderFormat):

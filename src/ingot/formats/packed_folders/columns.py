@@ -51,7 +51,7 @@ class DeclaredPacking:
     group : int or None
         Columns of a group; None for a complete row.
     rules : mapping
-        Settings of layers that differ, by name or pattern.
+        Settings of layers that differ from ``bits`` and ``group``, by name or pattern.
     """
 
     bits: int
@@ -130,14 +130,14 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return None if size < 0 else size
 
     def parse_declared(self, quantization: Config, bits: int, group: int | None) -> DeclaredPacking:
-        """Return the declared packing, with the rules in ``dynamic`` for layers that differ."""
+        """Return the declared packing, with the rules in ``dynamic`` for layers with other settings."""
         return DeclaredPacking(bits, group, rules_of(quantization))
 
     def group_of(self, declared: DeclaredPacking, stem: str, cols: int, groups: int) -> int | None:
         """Return the number of columns of a group in the layer ``stem``; None if a row is one group.
 
         A row has ``cols`` columns in ``groups`` groups. The result is the declared size that gives this number of
-        groups; without one, the size that divides the columns evenly.
+        groups. If no declared size does, it is the size that divides the columns evenly.
 
         Raises ``FormatError`` ``<method>.shape``: several declared sizes result in this number.
         """
@@ -155,7 +155,8 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
     def shape_of(self, entries: Entries, stem: str, declared: DeclaredPacking) -> tuple[int, int, int, int | None]:
         """Return rows, columns, bits and group size of a layer whose codes are packed along the inputs.
 
-        If the configuration has rules for layers that differ, the shapes of the entries decide.
+        If the configuration has rules for layers with other settings, bits and group size follow from the entries'
+        shapes.
         """
         codes, zeros, scales = (entries[stem + suffix].shape for suffix in (QWEIGHT, QZEROS, QSCALES))
         lines, rows = codes if len(codes) == 2 else (0, 0)
@@ -169,9 +170,9 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
         return rows, cols, bits, group
 
     def all_middle(self, entries: Entries, layers: Sequence[Layer]) -> list[bool]:
-        """Return, for each layer, whether its first zero points equal the middle code.
+        """Return, for each layer that is read, whether its first zero points equal the middle code.
 
-        In a remote folder only some layers are read, because each read is a request.
+        In a remote folder only the first ``_DISTANT`` layers are read, because each read is a request.
         """
         distant = any(is_remote(entries[layer.parts[ZEROS]].parts[DATA].source) for layer in layers)
         return [self.has_middle_zeros(entries, layer) for layer in (layers[:_DISTANT] if distant else layers)]
@@ -313,7 +314,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
 
 
 def rules_of(quantization: Config) -> Mapping[str, Config]:
-    """Return the rules in ``dynamic`` for layers that differ, by name or pattern."""
+    """Return the rules in ``dynamic``, which are for layers with other settings, by name or pattern."""
     dynamic = quantization.get("dynamic")
     rules = dynamic.items() if isinstance(dynamic, Mapping) else ()
     return {name: rule for name, rule in rules if isinstance(rule, Mapping)}

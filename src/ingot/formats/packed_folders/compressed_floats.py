@@ -189,7 +189,7 @@ def float_group(layout: ScaledCodebookLayout) -> FloatGroup:
 
 
 def format_of(layout: ScaledCodebookLayout) -> str | None:
-    """Return the format in compressed-tensors for layers with this layout; None without one."""
+    """Return the name of compressed-tensors' format for layers with this layout; None if it has no such format."""
     for name, layout_of_format in _PACKS.items():
         if layout == replace(layout_of_format, dtype=layout.dtype):
             return name

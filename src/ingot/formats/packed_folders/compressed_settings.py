@@ -88,7 +88,7 @@ class Settings:
     def for_layer(self, layer: str, weights: tuple[Any, ...] | None) -> ActivationSettings | None:
         """Return the settings for a layer's name and the ``weight_settings`` of its group.
 
-        None if they are ambiguous.
+        Returns None if they are ambiguous.
         """
         if layer in self._by_name:
             return self._by_name[layer]

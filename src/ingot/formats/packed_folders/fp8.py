@@ -77,7 +77,7 @@ KEYS: Mapping[str, Key] = {
         irrelevant("a setting of the run that quantized the model"), "bits group_size desc_act sym lm_head meta"
     ),
 }
-"""By key: whether the reader uses, ignores or refuses it."""
+"""For each key, whether the reader uses, ignores or refuses the key."""
 
 
 class Fp8Format(WritablePackedFolderFormat):
@@ -246,10 +246,10 @@ def _describe(grid: Grid) -> str:
 
 
 def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config, grid: Grid | None) -> bool:
-    """Return whether the inputs of each packed layer have a scale.
+    """Return whether the folder declares static scales of inputs.
 
-    Return False if inputs are dynamic: the source says so, or says nothing and is another FP8 folder, or the grid
-    consists of tiles. Otherwise every layer must have an entry with its input scale.
+    It does if the source does not declare dynamic scales, and each packed layer has an entry with its input scale. If
+    the source declares neither, scales are dynamic if it is an FP8 folder, or if ``grid`` consists of tiles.
     """
     if source.get(_SCHEME, _DYNAMIC if isinstance(grid, Tiles) or source else _STATIC) != _STATIC:
         return False

@@ -203,7 +203,7 @@ class GptqFormat(ColumnPackedFormat):
         return remarks
 
     def _order(self, entries: Entries, stem: str, scales: Shape) -> Array | None:
-        """Return the checked group of each column; None without the entry."""
+        """Return the checked group of each column from the layer's entry ``g_idx``; None if there is no such entry."""
         entry = entries.get(stem + G_IDX)
         if entry is None:
             return None
@@ -315,7 +315,7 @@ def declared_format(quantization: Config) -> str:
 def _other_zero_points(layer: Layer) -> Layer | None:
     """Return the layer with its stored zero points interpreted as in the other version (v1 or v2).
 
-    None for codes in planes, which have one version.
+    Returns None for codes in planes, because their zero points have only one version.
     """
     layout = words_layout(layer)
     packing = {GPTQ: GPTQ_V1, GPTQ_V1: GPTQ}.get(layout.packing)
@@ -343,7 +343,7 @@ def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _first_run(order: Array) -> int | None:
-    """Return the number of leading columns in the first group; None if all columns are in it."""
+    """Return the number of leading columns in the first group; None if all columns are in the first group."""
     later_columns = np.flatnonzero(order != order[0])
     return int(later_columns[0]) if later_columns.size else None
 

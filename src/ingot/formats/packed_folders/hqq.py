@@ -57,7 +57,7 @@ KEYS: Mapping[str, Key] = {
     "axis": irrelevant("each layer's own settings say it"),
     "view_as_float": irrelevant("each layer's own settings say it"),
 }
-"""By key: whether the reader uses, ignores or refuses it."""
+"""For each key, whether the reader uses, ignores or refuses the key."""
 
 
 class HqqFormat(PackedFolderFormat):

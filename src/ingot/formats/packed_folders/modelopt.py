@@ -80,7 +80,7 @@ KEYS: Mapping[str, Key] = {
     "rotation": refused("inputs of layers are multiplied by a rotation while the model runs"),
     "lora_rank": refused("a product of two small matrices is added to each layer"),
 }
-"""By key: whether the reader uses, ignores or refuses it."""
+"""For each key, whether the reader uses, ignores or refuses the key."""
 
 
 class ModelOptFormat(WritablePackedFolderFormat):

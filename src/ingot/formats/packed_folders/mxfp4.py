@@ -26,7 +26,7 @@ KEYS: Mapping[str, Key] = {
     "modules_to_not_convert": irrelevant("which layers are dense; the names of the entries show it"),
     "dequantize": irrelevant("a setting of the program that loads the folder"),
 }
-"""By key: whether the reader uses, ignores or refuses it."""
+"""For each key, whether the reader uses, ignores or refuses the key."""
 
 
 class Mxfp4Format(WritablePackedFolderFormat):

@@ -38,7 +38,7 @@ KEYS: Mapping[str, Key] = {
     "activations": used("how inputs are quantized"),
     "modules_to_not_convert": irrelevant("which layers are dense; the entries show it"),
 }
-"""By key: whether the reader uses, ignores or refuses it."""
+"""For each key, whether the reader uses, ignores or refuses the key."""
 
 
 class QuantoFormat(PackedFolderFormat):
@@ -143,7 +143,8 @@ def _columns(entries: Entries, name: str, config: Config, size: int) -> int | No
 
     Return None if it follows neither from the matrix's bias nor from the configuration.
 
-    Models of several parts (``text_config``, ``vision_config``) may have modules of equal name, whose sizes must agree.
+    In a multimodal model, several configs (``text_config``, ``vision_config``) may state the sizes of modules with this
+    name. The result is None if they disagree.
     """
     module = name.rpartition(".")[0]
     bias = entries.get(f"{module}.bias")
@@ -165,7 +166,7 @@ def _size_from_config(config: Config, keys: Sequence[str]) -> int | None:
 
 
 def _activations(entries: Entries, name: str) -> tuple[str, ...]:
-    """Return the entries of activation scales of a module whose value is 1, so that they have no effect.
+    """Return the names of a module's activation scales whose value is 1; these have no effect.
 
     quanto writes such scales for modules whose activations are not quantized.
     """

@@ -46,7 +46,7 @@ KEYS: Mapping[str, Key] = {
     "include_input_output_embeddings": irrelevant("which layers are packed; the entries show it"),
     "untie_embedding_weights": irrelevant("whether the head has a weight of its own; the entries show it"),
 }
-"""By key: whether the reader uses, ignores or refuses it."""
+"""For each key, whether the reader uses, ignores or refuses the key."""
 
 
 class TorchaoFormat(PackedFolderFormat):
@@ -145,7 +145,7 @@ def _integers(entries: Entries, stem: str, dtype: str, _: Mapping[str, Any]) -> 
 def _int4(entries: Entries, stem: str, dtype: str, _: Mapping[str, Any]) -> Layer:
     """Return the layer of signed codes, two per byte, the first in the low bits.
 
-    Scales and offsets, which are added to products, are stored by groups, then rows.
+    Scales and offsets have the shape [groups, rows]. An offset is added to the product of a code and its scale.
     """
     codes, scale, zeros = require_entries(entries, stem, (_QDATA, _SCALE, _ZERO), "torchao.parts").values()
     if codes.dtype not in ("i8", "u8") or scale.dtype not in _SCALES or zeros.dtype != scale.dtype:

@@ -189,9 +189,9 @@ def _set_digests(tensors: Mapping[str, Tensor], digests: Mapping[str, str], loca
 def _pairs(
     tensors: Mapping[str, Tensor], suffixes: tuple[str, str], encoding: str, fields: _IngotFields, location: str
 ) -> dict[str, Tensor]:
-    """Return the tensors of a patch: positions and values form one tensor, other entries are unchanged.
+    """Return the tensors of a patch; positions and values of the same name form one tensor.
 
-    A remaining entry replaces a tensor completely.
+    An entry that is neither positions nor values is a dense tensor, which replaces the base's tensor completely.
     """
     pairs: dict[str, Tensor] = {}
     for key, tensor in tensors.items():

@@ -54,7 +54,7 @@ class FsdpRanksFormat(ReadOnlyFormat):
         return min((int(match[2]), match[0]) for match in matches)[1] if len(counts) == 1 else None
 
     def file_name(self, stem: str) -> str:
-        """Return the name of the file of the only rank."""
+        """Return the name of a rank's file in a checkpoint of one rank."""
         return f"{stem}_world_size_1_rank_0.pt"
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:

@@ -31,7 +31,11 @@ _STORED = 0
 
 
 class Contents(NamedTuple):
-    """The contents of a file: tensors by name, paths of omitted tensors, and a remark on everything that is omitted."""
+    """The contents of a file.
+
+    ``tensors`` are the tensors of the state dict by name. ``unread`` are the paths of all other tensors. ``note``
+    describes everything that is omitted, also values that are not tensors.
+    """
 
     tensors: dict[str, Any]
     unread: list[str]
@@ -39,7 +43,7 @@ class Contents(NamedTuple):
 
 
 class File(NamedTuple):
-    """An open file: its tensors as torch objects, the paths of omitted tensors, and a note on what is omitted."""
+    """An open file; ``tensors`` are torch objects, ``unread`` and ``note`` are those of ``Contents``."""
 
     name: str
     source: ByteSource

@@ -22,7 +22,7 @@ class TrainingState:
     Parameters
     ----------
     paths : mapping of str to tuple of str
-        For each entry, the path of keys that led to it in the nested state dict that was saved.
+        For each entry, the keys under which the saved nested state dict contains it, from the outermost key on.
     """
 
     def __init__(self, paths: Mapping[str, tuple[str, ...]]) -> None:

@@ -66,7 +66,7 @@ class ZeroRanksFormat(ReadOnlyFormat):
     def fallback_entry(self, names: Sequence[str], store: Store) -> str | None:
         """Return the checkpoint's file with tensor names and shapes.
 
-        It is in the subfolder whose name the file ``latest`` contains. None if there is no such file.
+        This file is in the subfolder whose name the file ``latest`` contains. Returns None if either file is missing.
         """
         if _LATEST not in names:
             return None
@@ -301,7 +301,7 @@ def _stage2_runs(shapes: _Shapes, groups: Sequence[Sequence[SavedTensor]], paddi
 
 
 def _gaps(paddings: Any, index: int, count: int, location: str) -> Sequence[int]:
-    """Return the unused elements after each weight of a group."""
+    """Return the number of unused elements after each weight of the group ``index``."""
     if paddings is None:
         return [0] * count
     gaps = paddings[index] if isinstance(paddings, list) and index < len(paddings) else None

@@ -76,7 +76,7 @@ class Entry(msgspec.Struct):
         return {**fraction, "layout": self.layout}
 
     def counts(self) -> dict[str, int | None]:
-        """Return the number of elements of each array by field; None if the header does not determine it."""
+        """Return the number of elements of each array, by field; None if the header does not determine the number."""
         if self.strategy == "sparse":
             return {"indices": None, "values": None}
         if self.strategy == "quantized":

@@ -46,7 +46,7 @@ class Extension(msgspec.Struct, omit_defaults=True):
 
 @preload
 class Header(msgspec.Struct):
-    """The JSON header of a file. ``parse`` returns only checked ones."""
+    """The JSON header of a file; the function ``parse`` checks a header completely before it returns the header."""
 
     parent_hash: str
     strategy: str

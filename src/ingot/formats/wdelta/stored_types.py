@@ -36,9 +36,7 @@ def dtype_of(spelling: str) -> Dtype | None:
 
 
 def part_dtype(field: str, stored: Dtype) -> str | None:
-    """Return the type of the part that stores the array of ``field``; None if the format does not allow ``stored``
-    there.
-    """
+    """Return the type of the part for the array of ``field``; None if this array must not have the type ``stored``."""
     if field in _CODES:
         return "u8" if stored == np.uint8 else None
     if field in _INDICES:

@@ -133,9 +133,10 @@ def _records_of(entry: Entry) -> dict[str, str]:
 def _guessed_heads(start: int, end: int, entries: Mapping[str, Entry]) -> list[int]:
     """Return the predicted offsets of records' heads: arrays in the order of the header, without gaps.
 
-    The prediction lets the heads be read together; it is empty if the lengths do not add up to the payload's. For
-    values that the header does not state, it follows Ingot's writer and deltatensors: indices have the first or the
-    last permitted type, and their number follows from the sparsity.
+    With predicted offsets, all heads can be read together. The result is empty if the predicted lengths do not add up
+    to the length of the payload. Types and numbers of indices are not in the header. They are predicted as Ingot's
+    writer and deltatensors write them: all have the first or the last permitted type, and numbers follow from the
+    sparsity.
     """
     for choice in (0, -1):
         heads = []

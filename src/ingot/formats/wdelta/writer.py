@@ -194,7 +194,10 @@ class WdeltaWriter(FormatWriter):
             self._trail = TrailingDigest(self._sink)
 
     def _assign_offsets(self, spec: TensorSpec) -> None:
-        """Compute the locations of the next tensor's arrays; the tensor stays the next until ``_advance``."""
+        """Compute the locations of the next tensor's arrays.
+
+        The position in the file does not change; ``_advance`` moves it to the end of these arrays.
+        """
         self._blobs, start = {}, self._next
         for part in _parts_in_order(spec):
             head = _head_of(spec.name, part)

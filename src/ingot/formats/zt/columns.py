@@ -155,8 +155,9 @@ class Columns:
         return suspects
 
     def _has(self, role: str, starts: Array, count: int) -> Flags:
-        """Return for each of ``count`` tensors whether it has a part ``role``; ``starts`` are the indices of first
-        parts.
+        """Return for each of ``count`` tensors whether it has a part with the role ``role``.
+
+        ``starts`` are the indices of the tensors' first parts.
         """
         has = np.zeros(count, bool)
         if role in self.components.texts:
@@ -166,8 +167,9 @@ class Columns:
         return has
 
     def _suspect_parts(self, home: Array) -> Flags:
-        """Return for each part whether its tensor must be checked by ``check_object``; ``home`` are the rows of the
-        tensors.
+        """Return for each part whether ``check_object`` must check its tensor.
+
+        ``home`` has, for each part, the row of its tensor.
         """
         parts = self.parts
         lengths = self.parts.lengths
@@ -202,7 +204,7 @@ class Columns:
 def decode(data: bytes, file: str) -> tuple[Manifest, Columns] | None:
     """Return a manifest without its tensors, and the columns of its tensors.
 
-    None if the native code does not support the manifest; ``formats.zt.manifest.parse`` must read it then.
+    Returns None if the native code does not support the manifest; then the caller uses ``formats.zt.manifest.parse``.
     """
     table = cbor_table(data, _OBJECT, "objects", max_depth=cbor.MAX_DEPTH, max_items=cbor.MAX_ITEMS)
     if table is None:

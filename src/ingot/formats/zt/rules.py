@@ -173,7 +173,7 @@ def _check_dense(file: str, name: str, obj: Object, count: int, nbytes: int | No
 
 
 def _check_sparse(file: str, name: str, obj: Object, sizes: Sizes) -> None:
-    """Check section 3 for a sparse tensor.
+    """Check the types and sizes of a sparse tensor's parts by the rules in section 3 of zTensor 1.2.
 
     Index parts must be u64, with one index per value. ``indptr`` must have rows + 1 entries, and ``coords`` rank * nnz.
     """

@@ -124,7 +124,10 @@ class Zt2Appender(FormatWriter):
                 digest.update(chunk)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor; the record is empty, because a run that was killed left the old file."""
+        """Close the tensor and return an empty record, because an interrupted run cannot be resumed.
+
+        It leaves the old file.
+        """
         spec = self._order.end()
         locations = self._locations[spec.name]
         for role, (digest, _) in self._digests.items():

@@ -66,7 +66,10 @@ def departures(manifest: Manifest, footer: Footer, size: int) -> Iterator[str]:
 
 
 def _placement(manifest: Manifest, footer: Footer) -> Iterator[str]:
-    """Yield a sentence for each blob of the file, and for the manifest, if it is in another place than its own."""
+    """Yield a sentence for each blob of the file, and for the manifest, that breaks a rule of the canonical form.
+
+    The rules determine the offsets, and require equal parts to share a blob.
+    """
     end = len(MAGIC)
     lengths: dict[int, int] = {}
     first: dict[tuple[str | None, int], int] = {}

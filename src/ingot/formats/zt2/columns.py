@@ -124,7 +124,7 @@ class Columns:
     def _suspects(self, names: list[str]) -> Flags:
         """Return for each tensor whether ``check_object`` must check it.
 
-        It need not for a dense tensor in one raw part of the right size.
+        A valid dense tensor in one raw part of the right size needs no check.
         """
         starts = numbers(self.roles.first)
         parts = self.parts
@@ -159,7 +159,7 @@ class Columns:
 
 
 def _is_data(roles: Column) -> Flags:
-    """Return which parts have the role ``data``."""
+    """Return for each part whether it has the role ``data``."""
     code = roles.texts.index(DATA) if DATA in roles.texts else -1
     result: Flags = numbers(roles.second) == code
     return result

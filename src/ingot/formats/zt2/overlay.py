@@ -31,7 +31,7 @@ class BaseLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Base:
-    """The file to which an overlay refers, with the files that this file itself refers to.
+    """The file to which an overlay refers, and the shards of this file.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class Base:
     files : mapping
         File names by shard name.
     shards : mapping
-        The entries of the base's own table.
+        The entries of the base's table of shards.
     locations : mapping
-        The locations of all blobs by their number of bytes, in order.
+        The locations of all blobs of a length, by the length in bytes; each list is in ascending order.
     algorithm : str
         Algorithm of the digest by which an overlay identifies the file.
     identity : str

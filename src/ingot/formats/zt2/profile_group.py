@@ -124,10 +124,10 @@ def _check_scales(location: str, obj: Object, group: int, axis: int) -> None:
 
 
 def _counts(obj: Object, group: int, axis: int) -> set[int]:
-    """Return the numbers of scales that the document allows for a tensor.
+    """Return the numbers of scales that the document allows for a tensor; there may be two.
 
-    Without groups the document contradicts itself: its text requires one scale per index along the axis, but its
-    formula one scale per element.
+    Without groups, the document contradicts itself: its text requires one scale per index along the axis, but its
+    formula requires one scale per element.
     """
     if group:
         return {prod(obj.shape) // group}
@@ -148,8 +148,8 @@ def _require_count(location: str, obj: Object, role: str, counts: set[int]) -> N
 def read_group(obj: Object) -> StoredForm | None:
     """Return the tensor as a codec with its parts; None if the document is ambiguous.
 
-    The document is ambiguous for codes without a zero point that share a signed word, and for f32 factors that are used
-    as narrower factors.
+    The document is ambiguous for codes without a zero point that share a signed word, and for f32 scales whose
+    ``scale_form`` declares f16.
     """
     attributes = dict(optional_value(obj.attributes) or {})
     bits, group, axis, packing, scale_form, point = (attributes.pop(key) for key in _KEYS)
@@ -190,7 +190,7 @@ def _signed(obj: Object, per_word: int, point: Mapping[str, Any]) -> bool | None
 def _scales(obj: Object, scale_form: str, converted: dict[str, ConvertedPart]) -> str | None:
     """Return the type of scales that the codec gets: the stored type, or f32 for exponents and small floats.
 
-    A conversion is added to ``converted``. None if the codec supports no such scales.
+    A conversion is added to ``converted``. Returns None if the codec supports no such scales.
     """
     part = obj.parts["scales"]
     dtype, type_ = types_from_file(part.dtype, optional_value(part.type))
@@ -225,10 +225,10 @@ def _bytes_of_scales(obj: Object, count: int) -> int | None:
 
 
 def _packing(shape: Shape, bits: int, order: str, word: str) -> str | None:
-    """Return the packing of one stream of words; None if the codes must be reordered.
+    """Return the packing of codes in one stream of words; None if the codes must be reordered.
 
-    That is the case if bytes of a word are in another order than codes, or if a row begins within a byte whose first
-    code is in the high bits.
+    Codes must be reordered in two cases, both with the first code in the high bits: words of several bytes, whose bytes
+    have the opposite order, and rows that begin within a byte.
     """
     has_full_bytes = shape[-1] * bits % 8 == 0
     if order == _LSB:

@@ -67,8 +67,6 @@ def write_csr(spec: TensorSpec) -> dict[str, Any]:
     """Return the attributes with which the compressed sparse rows ``spec`` are written.
 
     Raises ``UnsupportedError`` ``zt2.csr-order`` if the tensor does not declare that columns ascend in every row.
-
-    Raises ``UnsupportedError`` ``zt2.csr-order``: columns may have any order.
     """
     if not CsrLayout.from_tensor(spec).ascending:
         raise UnsupportedError(
@@ -285,7 +283,7 @@ def check_profile(location: str, obj: Object) -> None:
 
 
 def stored_form(obj: Object) -> StoredForm:
-    """Return the codec, attributes and parts as which Ingot reads the valid ``obj``."""
+    """Return the codec, attributes and parts with which Ingot reads the valid ``obj``."""
     attributes = obj.attributes if isinstance(obj.attributes, dict) else {}
     if obj.layout == DenseLayout.codec:
         return StoredForm(DenseLayout.codec, attributes)

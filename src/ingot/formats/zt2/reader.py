@@ -182,7 +182,7 @@ def _remarks(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _unknown(manifest: Manifest, field: str, supported: Container[str]) -> Iterator[tuple[str, int]]:
-    """Yield the texts in a field of parts that are not in ``supported``, and how often each occurs."""
+    """Yield the values of a field of parts that are not in ``supported``, each with the number of parts."""
     objects = manifest.objects
     if isinstance(objects, Objects):
         yield from unknown_texts(getattr(objects.columns.parts, field), supported)

@@ -88,7 +88,7 @@ def _name_bytes(name: str) -> int:
 def _number_bytes(number: int) -> int:
     """Return the number of bytes that the integer ``number`` takes in CBOR; raises the errors of ``cbor.dumps``.
 
-    The head of a text of ``number`` bytes takes as many.
+    The head of a text of ``number`` bytes takes the same number of bytes.
     """
     if number < 1 << 32:
         return 1 if number < 24 else 2 if number < 1 << 8 else 3 if number < 1 << 16 else 5
@@ -146,8 +146,9 @@ def size_of(artifact: Artifact, members: Sequence[Sequence[TensorSpec]], digest:
 
 
 def _algorithm(digest: str | None) -> str:
-    """Return the algorithm of the digest of complete shards, which exists even if ``digest``, that of parts, is
-    None.
+    """Return the algorithm for digests of complete shards, given the requested algorithm ``digest`` for parts.
+
+    Shards always have a digest, even if ``digest`` is None.
     """
     return ALGORITHMS[digest] or "xxh3"
 

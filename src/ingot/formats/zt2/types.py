@@ -10,7 +10,7 @@ from ingot.formats.zt2.made import ConvertedPart
 
 
 class StoredForm(NamedTuple):
-    """The codec, attributes and parts as which Ingot reads a stored tensor.
+    """The codec, attributes and parts with which Ingot reads a stored tensor.
 
     ``roles`` maps roles of the file to roles of the codec, if they differ. ``types`` are (storage, logical) element
     types by role, if they differ from the file's. ``converted`` are parts by role that are converted from stored parts.
@@ -24,7 +24,7 @@ class StoredForm(NamedTuple):
 
 
 class WrittenForm(NamedTuple):
-    """The profile (``layout``), attributes and parts as which Ingot writes a tensor.
+    """The profile (``layout``), attributes and parts with which Ingot writes a tensor.
 
     ``roles`` maps roles of the codec to roles of the file, if they differ. ``types`` are the types in the file by role,
     if they differ from the defaults.
