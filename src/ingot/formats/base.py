@@ -42,8 +42,8 @@ class Catalog:
 
     ``attachments`` are the data other than weights. ``details`` builds the tables that ``inspect`` adds. ``features``
     are the flags that select kernels, if the format stores such flags. ``manifest_digest`` is true if the header or
-    manifest has a digest and the digest is correct. It is false if the header has no digest, and None if the format
-    cannot store a digest of the header or protects the header in another way. ``receipt`` is the text of the file's
+    manifest has a digest and the digest is correct. It is false if the header has no digest. It is None if the format
+    cannot store a digest of the header, or protects the header in another way. ``receipt`` is the text of the file's
     receipt (``model.receipt``); it is not part of the metadata, and results do not inherit it. ``aliases`` map tensors
     with uninformative names, such as constants of graphs, to names that recipes can match.
     """

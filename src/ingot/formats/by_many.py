@@ -38,7 +38,8 @@ class Skips(FormatWriter, Protocol):
     def record_of(self, name: str, locations: Sequence[BlobLocation], read: Read) -> dict[str, Any]:
         """Return the record of a tensor, computed from the bytes at its locations.
 
-        It equals the record that ``end`` returned if the bytes were written correctly. Any thread may call it.
+        If the bytes were written correctly, it equals the record that ``end`` returned. Any thread may call this
+        method.
         """
         ...
 

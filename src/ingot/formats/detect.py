@@ -17,8 +17,11 @@ from ingot.model.store import CachedStore, Store
 from ingot.naming.config import CONFIG
 
 Sign: TypeAlias = str | tuple[int, bytes]
-"""A sign of a format: the end of a file name in lower case (a folder's name ends with a slash), or an offset in a file
-and the bytes there. A format with signs is imported only if a file or folder has one of them."""
+"""A sign of a format: the end of a file name, or an offset in a file and the bytes there.
+
+File names are compared in lower case; a folder's name ends with a slash. A format with signs is imported only if a file
+or folder has one of them.
+"""
 
 _SAFETENSORS = (".safetensors", ".safetensors.index.json", (8, b"{"))
 _DIALECT = (".safetensors", ".safetensors.index.json")
@@ -58,8 +61,9 @@ _ENTRIES: tuple[tuple[str, str, tuple[Sign, ...]], ...] = (
 class Formats(Instances[Format]):
     """The table of formats by name.
 
-    A format that registered signs (names or first bytes of its files) is imported only if a file or folder has one.
-    Formats of plugins come last: detection of a file reaches them only if no format of Ingot claims the file.
+    A format may register signs: names or first bytes of its files. It is then imported only if a file or folder has one
+    of these signs. Formats of plugins come last: detection of a file reaches them only if no format of Ingot claims the
+    file.
     """
 
     def of_file(self, name: str, head: bytes) -> Iterator[Format]:
@@ -77,7 +81,8 @@ class Formats(Instances[Format]):
     def endings(self) -> tuple[str, ...]:
         """Return the suffixes, in lower case, of files and folders with weights, except ``.npy``.
 
-        It imports no format with signs. Arrays (``.npy``) next to a checkpoint are seldom weights.
+        For formats with signs, the signs are used without importing the format. Arrays (``.npy``) are excluded, because
+        arrays next to a checkpoint are seldom weights.
         """
         signs = {sign for key in self._targets for sign in _signs_of(key) or () if isinstance(sign, str)}
         added = [self[key] for key in self._targets if _signs_of(key) is None]
@@ -228,7 +233,7 @@ def _fallback(names: Sequence[str], store: Store | None) -> tuple[Format, str] |
 
 
 def _describe(names: Sequence[str]) -> str:
-    """Describe a folder without a checkpoint, and advise the user what to do."""
+    """Return a description of a folder without a checkpoint, with advice for the user."""
     if not names:
         return "an empty folder; was the download complete?"
     first_names = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -238,7 +243,7 @@ def _describe(names: Sequence[str]) -> str:
 
 
 def _select_claims(claims: list[tuple[Format, str]], store: Store | None) -> list[tuple[Format, str]]:
-    """Return the claims on a folder without those of exported programs and of variants of another claim.
+    """Return the formats that claim a folder, without exported programs and without variants of another format's model.
 
     If then exactly one claim's sentinel is present, return only this claim.
     """
@@ -379,7 +384,7 @@ WEIGHT_SUFFIXES = (
 
 
 def foreign_file(name: str, head: bytes) -> UnsupportedError | None:
-    """Return the error for a file of another container or without weights; None if the file is not recognized as one.
+    """Return the error for a file in a container that Ingot does not open, or without weights; None for any other file.
 
     Parameters
     ----------

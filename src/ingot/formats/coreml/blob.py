@@ -108,7 +108,7 @@ class BlobFile:
         return Blob(start, length), code, padding, raw
 
     def _check_padding(self, blob: Blob, type: MilType, count: int, declared: int, location: str) -> None:
-        """Check that the padding of the last byte is 0, so that equal values have equal files."""
+        """Check that the padding bits of the last byte are 0, because equal values must give equal files."""
         spare = -count * type.bits % 8
         # Other writers leave the field undefined for types of complete bytes
         if type.dtype is None and declared != spare:

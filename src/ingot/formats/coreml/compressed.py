@@ -127,7 +127,9 @@ def _blockwise(
 
 
 def _zeros(graph: Graph, operation: Operation, key: str, type: MilType, scale: Slot) -> tuple[dict[str, Slot], Zero]:
-    """Return a mapping with the part ``zeros``, or an empty one, and the zero points of the layout.
+    """Return the part ``zeros``, keyed by its role, and the zero points of the layout.
+
+    The mapping is empty if the layout needs no such part.
 
     Equal zero points become a constant of the layout, because coremltools writes a vector of zeros for symmetric
     scales.

@@ -61,7 +61,7 @@ class Entry:
 class TensorPlan:
     """The plan for writing a tensor into the program.
 
-    ``operations`` replace the operations of ``site``; if empty, those stay.
+    ``operations`` replace the operations of ``site``; if empty, the present operations stay.
     """
 
     site: Site

@@ -84,9 +84,9 @@ class Operation:
 class Program:
     """The operations and values of an ML program, and the names that it defines and uses.
 
-    ``operations`` are the operations of all blocks in order. By function, ``uses`` is the number of uses of each name,
-    ``defined`` the set of defined names, and ``active`` the operations of the specialization that runs. ``stray`` are
-    values outside of operations.
+    ``operations`` are the operations of all blocks in order. Three mappings are keyed by function. ``uses`` has the
+    number of uses of each name, ``defined`` the set of defined names, and ``active`` the operations of the
+    specialization that runs. ``stray`` are values outside of operations.
     """
 
     root: Node

@@ -191,7 +191,7 @@ class Site:
     def is_fixed(self, slot: Slot) -> bool:
         """Return whether a slot's numbers must not change.
 
-        They must not if they are computed, or if other constants use them.
+        Numbers must not change if the program computes them, or if other constants use them too.
         """
         values = {id(value) for operation in self.shared for value in operation.values}
         return slot.computed is not None or any(id(value) in values for value in slot.values)

@@ -402,7 +402,7 @@ class CoremlWriter(FormatWriter):
     def _put(self, plan: TensorPlan, entry: Entry, start: int, chunk: memoryview) -> None:
         """Write the next bytes of an array.
 
-        If the array uses another array's offset, the bytes are only compared. If they differ, the array gets its own
+        If the array uses another array's offset, the bytes are only compared. If they differ, the array gets a separate
         offset.
         """
         assert entry.offset is not None

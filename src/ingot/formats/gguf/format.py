@@ -59,8 +59,8 @@ class GgufFormat(Format):
     def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Return f32 for a tensor that llama.cpp requires in f32; None for any other tensor.
 
-        These are vectors, biases, small tensors of state-space layers and convolutions, routers of experts, and BERT's
-        embeddings of positions and types. With another type, llama.cpp aborts.
+        llama.cpp requires f32 for vectors, biases, small tensors of state-space layers and convolutions, routers of
+        experts, and BERT's embeddings of positions and types. With another type, llama.cpp aborts.
         """
         is_wide = name in _WIDE or name.endswith(_WIDE_ENDINGS) or ".ffn_gate_inp" in name
         return "f32" if len(shape) <= 1 or is_wide else None

@@ -353,7 +353,7 @@ def _type(cursor: Cursor, location: str) -> str:
 
 
 def _value(cursor: Cursor, location: str) -> tuple[str, Any, dict[int, bytes]]:
-    """Return the type of a value, the value, and the bytes of its strings that are not UTF-8, by index.
+    """Return the type of the next value, the value, and by index the bytes of its strings that are not UTF-8.
 
     The value is text, a number, a bool, or a list of these.
     """
@@ -380,7 +380,7 @@ def _value(cursor: Cursor, location: str) -> tuple[str, Any, dict[int, bytes]]:
 
 
 def _strings(cursor: Cursor, count: int, location: str) -> tuple[list[str], dict[int, bytes]]:
-    """Return the next strings, and the bytes of those that are not UTF-8, by index."""
+    """Return the next strings, and by index the bytes of strings that are not UTF-8."""
     texts: list[str] = []
     raw: dict[int, bytes] = {}
     for index in range(count):

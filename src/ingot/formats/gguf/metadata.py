@@ -58,7 +58,7 @@ def to_gguf_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's metadata as values of GGUF types; the key ``ingot.gguf`` contains all types.
 
     A value keeps the type that ``ingot.gguf`` declares if the value fits this type. For other values the type is
-    inferred: integers become u32 or the next larger type that can hold the value; other numbers become f32 if f32 is
+    inferred: integers become u32 or the next larger type that can hold the value. Other numbers become f32 if f32 is
     exact, else f64. A value that is not a number, text, a bool or a list of these becomes JSON text. Some containers
     store only text; therefore a text is parsed as JSON if ``ingot.gguf`` declares another type for it.
 
@@ -155,7 +155,7 @@ def _raw_strings(stored: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 
 
 def _with_type(value: Any, type_name: Any) -> tuple[str, Any]:
-    """Return the type of a value, and the value as a reader would return it.
+    """Return the GGUF type of a value, and the value that a reader of the written file returns.
 
     The type is the declared one if the value fits it; otherwise it is inferred.
     """

@@ -144,7 +144,7 @@ class SparseConstant:
 
 @dataclass(slots=True, eq=False)
 class Graph:
-    """A graph of operators: that of the model, one in an attribute of an operator, or the body of a function.
+    """A graph of operators: the model's graph, a graph in an attribute of an operator, or the body of a function.
 
     Parameters
     ----------

@@ -61,10 +61,10 @@ class Entry:
     """A constant of the model to write, and its location.
 
     ``name`` is the constant's name in the graph. ``existing`` is set for an unchanged constant, ``new`` for a new one.
-    ``external`` is the constant's location in a separate file, ``offset`` its offset in the model file; both are None
-    if it stays unchanged in the field of its type. If ``computed`` is true, the model computes the values, and the
-    writer only compares them. ``first`` is the entry of another tensor with the same constant, which is written only
-    once.
+    ``external`` is the constant's location in a separate file. ``offset`` is the offset in the model file. Both are
+    None if the constant stays unchanged in the field of its type. If ``computed`` is true, the model computes the
+    values, and the writer only compares them. ``first`` is the entry of another tensor with the same constant, which is
+    written only once.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Layout:
                 entry.external, entry.offset = entry.first.external, entry.first.offset
 
     def _assign_external(self, external_entries: Sequence[Entry]) -> None:
-        """Assign offsets in separate files: the previous ones if every constant is unchanged."""
+        """Assign offsets in separate files; if every constant is unchanged, the previous offsets are used again."""
         previous = [
             entry.existing.external
             for entry in external_entries
@@ -401,7 +401,7 @@ def _nodes(operators: Sequence[bytes]) -> bytes:
 
 
 def _annotations(item: Operator) -> bytes:
-    """Return the fields of an operator that do not affect the computation: documentation, metadata."""
+    """Return the encoded fields of an operator that do not affect the computation: documentation and metadata."""
     message = item.message
     return b"".join(
         bytes(message.data[field.tag : field.end])

@@ -198,9 +198,11 @@ class _Finder:
         )
 
     def _alias(self, graph: Graph, name: str, shape: Shape) -> str:
-        """Return a name that reveals a matrix's role if its own does not.
+        """Return another name of a matrix, which reveals the matrix's role.
 
-        It is the name without the path of the graph, or the name of the only operator that uses the matrix.
+        The result is empty if there is no such name, or if the matrix's name already reveals the role.
+
+        The other name is ``name`` without the path of the graph, or the name of the only operator that uses the matrix.
         """
         uses = graph.uses.get(name, [])
         if role_of(graph.path + name) != "other":

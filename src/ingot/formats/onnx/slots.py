@@ -213,7 +213,7 @@ class DequantizedValues:
 
 
 def _floats(constant: Constant, read: Callable[[Constant], bytes]) -> np.ndarray[Any, Any]:
-    """Return a constant's values as f32."""
+    """Return a constant's values, converted to f32."""
     data = read(constant)
     type = constant.type
     if type.integer and type.bits < 8:

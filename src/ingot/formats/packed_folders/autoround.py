@@ -66,7 +66,7 @@ class AutoRoundFormat(PackedFolderFormat):
         return format.check_layers(entries, translated, layers)
 
     def activations(self, config: Config) -> Mapping[str, str]:
-        """Return the settings of inputs with fewer than 16 bits, and those of keys, values and attention."""
+        """Return the settings for inputs with fewer than 16 bits, and the settings for keys, values and attention."""
         quantization = self.quantization(config)
         settings = {key: str(quantization[key])[:40] for key in _STATIC if quantization.get(key) is not None}
         bits = quantization.get("act_bits")

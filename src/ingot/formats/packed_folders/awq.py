@@ -99,7 +99,7 @@ class AwqFormat(ColumnPackedFormat):
     def is_symmetric(self, quantization: Config) -> bool:
         """Return whether ``config.json`` declares that all zero points equal the middle code.
 
-        That is the case if ``zero_point`` is false, or missing while ``sym`` (the key of GPTQModel) is true.
+        The result is True if ``zero_point`` is false, or if it is missing and ``sym`` (the key of GPTQModel) is true.
         """
         point = quantization.get("zero_point")
         symmetric = point is False or (point is None and quantization.get("sym") is True)

@@ -166,7 +166,7 @@ class PackedFolderFormat(SafetensorsFormat):
         return {}
 
     def dropped_settings(self, artifact: Artifact, settings: Mapping[str, str]) -> Sequence[str]:
-        """Return those of the source's activation ``settings`` that the written artifact does not declare, as text."""
+        """Return the texts of the source's activation ``settings`` that the written artifact does not declare."""
         written = self.activations(self.for_artifact(artifact).packing_config(artifact))
         return [f"{key} ({value})" for key, value in settings.items() if written.get(key) != value]
 
@@ -373,7 +373,7 @@ def _describes_packing(config: Config) -> bool:
 
 
 def _without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` without keys that describe a packing, including those of nested configurations."""
+    """Return ``config`` without keys that describe a packing, also in nested configurations."""
     return {
         key: _without_packing(value) if key.endswith("_config") and isinstance(value, dict) else value
         for key, value in config.items()

@@ -62,7 +62,7 @@ class DeclaredPacking:
         """Return the group sizes that the layer ``stem`` may have, as values of ``group_size``.
 
         If a rule has the layer's name, only the rule's size is possible. Otherwise the layer may have the usual size,
-        or that of any pattern, because patterns are not evaluated.
+        or the size of any rule with a pattern, because patterns are not evaluated.
         """
         names = (stem, f"+:{stem}", f"^{re.escape(stem)}$", f"+:^{re.escape(stem)}$")
         rule = next((self.rules[name] for name in names if name in self.rules), None)

@@ -99,7 +99,7 @@ class Settings:
 def weight_settings(weights: ActivationSettings) -> tuple[Any, ...]:
     """Return the values for codes and scales in the ``weights`` of a group, with the package's defaults.
 
-    Groups with equal results store weights alike.
+    Groups with equal results store weights in the same way.
     """
     group = weights.get("group_size")
     block = weights.get("block_structure")

@@ -303,7 +303,7 @@ class CompressedTensorsFormat(WritablePackedFolderFormat):
         return preserved
 
     def _still_ignored(self, source: Config, artifact: Artifact, dense: Sequence[str]) -> Iterator[str]:
-        """Yield those names of the source's ``ignore`` that must stay: modules that are still not packed.
+        """Yield the names in the source's ``ignore`` that must stay, because their modules are still not packed.
 
         Regular expressions stay only if all packed layers were packed before.
         """

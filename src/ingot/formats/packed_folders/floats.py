@@ -55,7 +55,7 @@ def dtype_from_torch(declared: str) -> str | None:
 def grid_of(shape: Shape, scales: Shape, block: tuple[int, int] | None) -> Grid | None:
     """Return the grid of scales with shape ``scales`` for a tensor with ``shape``; None if no grid is possible.
 
-    There may be a scale for the tensor, per row, per block of shape ``block``, or per matrix of a stack.
+    Possible grids have one scale for the tensor, per row, per block of shape ``block``, or per matrix of a stack.
     """
     if prod(scales) == 1 and len(shape) < 3:
         return PER_TENSOR

@@ -102,7 +102,7 @@ class Fp8Format(WritablePackedFolderFormat):
     def __init__(self, grid: Grid | None = None) -> None:
         """Create the format.
 
-        ``grid`` is that of the scales of all written layers, or None to keep each layer's grid.
+        ``grid`` is the grid of the scales in all written layers; if it is None, each layer keeps its grid.
         """
         self._grid = grid
 
@@ -228,7 +228,7 @@ def _grid(spec: TensorSpec) -> Grid:
 def _fits_grid(grid: Grid, shape: Shape, layer_grid: Grid) -> bool:
     """Return whether the scales of a layer with ``shape`` on ``layer_grid`` are also scales on ``grid``.
 
-    They are if the grids are equal, or if a row or the matrix is within one block.
+    This is true if the grids are equal, or if a row or the matrix is within one block.
     """
     if layer_grid == grid:
         return True
@@ -248,8 +248,8 @@ def _describe(grid: Grid) -> str:
 def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config, grid: Grid | None) -> bool:
     """Return whether the folder declares static scales of inputs.
 
-    It does if the source does not declare dynamic scales, and each packed layer has an entry with its input scale. If
-    the source declares neither, scales are dynamic if it is an FP8 folder, or if ``grid`` consists of tiles.
+    The result is True if the source does not declare dynamic scales, and each packed layer has an entry with its input
+    scale. If the source declares neither, scales are dynamic if it is an FP8 folder, or if ``grid`` consists of tiles.
     """
     if source.get(_SCHEME, _DYNAMIC if isinstance(grid, Tiles) or source else _STATIC) != _STATIC:
         return False
@@ -261,7 +261,8 @@ def _is_static(artifact: Artifact, packed: Sequence[TensorSpec], source: Config,
 def _has_powers(artifact: Artifact, packed: Sequence[TensorSpec], source: Config) -> bool:
     """Return whether the scales of all ``packed`` layers are powers of two.
 
-    They are if their type has only powers of two, or if the source declares powers of two for the same layers.
+    This is true if the type of the scales has only powers of two, or if the source declares powers of two for the same
+    layers.
     """
     if all(ScaledCodebookLayout.from_tensor(spec).scales == POWERS for spec in packed):
         return True

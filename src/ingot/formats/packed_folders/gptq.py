@@ -351,7 +351,7 @@ def _first_run(order: Array) -> int | None:
 def _with_order(layer: Layer, layout: PackedIntLayout, order: Array, stem: str) -> Layer:
     """Return the layer with the entry ``g_idx``.
 
-    It is an extra entry if groups are runs of columns, else the part ``order``.
+    The entry is the part ``order``, unless groups are runs of columns. Then it is an extra entry, which no part needs.
     """
     if np.array_equal(order, np.arange(order.size) // (layout.group or order.size)):
         return replace(layer, extra=(stem + G_IDX,))

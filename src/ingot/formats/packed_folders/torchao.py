@@ -199,7 +199,7 @@ def _small(entries: Entries, stem: str, dtype: str, data: Mapping[str, Any]) -> 
 def _unswizzle(stored: bytes, rows: int, groups: int) -> bytes:
     """Return swizzled scales in row-major order.
 
-    They are stored in blocks of 128 rows and 4 scales, in which rows 32 apart are adjacent.
+    Swizzled scales are stored in blocks of 128 rows and 4 columns, in which rows with a distance of 32 are adjacent.
     """
     block_rows = -(-rows // _BLOCK[0])
     block_columns = -(-groups // _BLOCK[1])

@@ -86,7 +86,7 @@ def _decode(data: bytes) -> Header | None:
     """Return the header if no key is repeated, missing or unknown; None if this function cannot prove that.
 
     The decoder drops a repeated key, but its colon stays in the bytes. If no colon is escaped, the number of colons
-    must equal the number of decoded keys plus the colons in names and metadata. ``-0`` is detected likewise.
+    must equal the number of decoded keys plus the colons in names and metadata. ``-0`` is detected in a similar way.
     """
     if data[:1] != b"{" or (b"\\" in data and any(escape in data for escape in _HIDING)):
         return None

@@ -212,8 +212,8 @@ def _merged_metadata(files: Sequence[File]) -> tuple[dict[str, str], list[tuple[
 def split(specs: Sequence[TensorSpec], max_shard: int | None, carrier: Carrier) -> list[Sequence[TensorSpec]]:
     """Divide tensors into shards as ``huggingface_hub.split_state_dict_into_shards_factory`` does.
 
-    Tensors keep their order. A tensor of more than ``max_shard`` bytes has a separate shard. Others join the current
-    shard, or begin the next one if they would exceed the limit.
+    Tensors keep their order. A tensor of more than ``max_shard`` bytes has a separate shard. Any other tensor joins the
+    current shard, or begins the next shard if it would exceed the limit.
     """
     if max_shard is None:
         return [specs]

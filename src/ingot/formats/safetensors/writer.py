@@ -1,7 +1,7 @@
 """Writer of safetensors files. All offsets follow from the specs, so tensors may arrive in any order.
 
-The order of keys and bytes is that of the package ``safetensors`` 0.8: element types with the widest alignment first,
-and names in code-point order within a type. The same tensors give the same file.
+Keys and bytes have the order of the package ``safetensors`` 0.8: element types with the widest alignment first. Within
+a type, names are in code-point order. The same tensors give the same file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
 def file_metadata(
     specs: Sequence[TensorSpec], metadata: Mapping[str, Any], digests: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the ``__metadata__``: the given metadata, or those of a sparse patch.
+    """Return the ``__metadata__`` of a file: ``metadata`` after checks, or the metadata of a sparse patch.
 
     Raises the errors of ``checked_metadata`` and ``written_metadata``.
     """

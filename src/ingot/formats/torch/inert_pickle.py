@@ -4,7 +4,7 @@
 classes and pickles of protocol 4, such as the metadata of torch's distributed checkpoints.
 
 The functions here interpret the operations that ``pickletools`` lists. An object that a pickle would construct becomes
-a ``Record`` with the class's name, its arguments and its state; an object that is stored outside the pickle becomes a
+a ``Record`` with the class's name, its arguments and its state. An object that is stored outside the pickle becomes a
 ``Reference``.
 """
 

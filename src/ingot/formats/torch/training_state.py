@@ -1,4 +1,4 @@
-"""The division of a trainer's checkpoint into the weights of the model, with their names, and training state."""
+"""Divide the entries of a trainer's checkpoint into weights of the model, with their names, and training state."""
 
 from __future__ import annotations
 

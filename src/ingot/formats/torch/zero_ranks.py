@@ -1,7 +1,7 @@
 """The format of DeepSpeed's ZeRO checkpoints of stages 1, 2 and 3; read only.
 
-A folder of one tag (``global_step100``) has the files ``*_optim_states.pt``, each with one rank's share of the weights
-in f32, and ``*_model_states.pt`` with names, shapes, buffers and frozen weights. The layout is that of DeepSpeed's
+A folder of one tag (``global_step100``) has two types of files. Each ``*_optim_states.pt`` has one rank's share of the
+weights in f32. ``*_model_states.pt`` have names, shapes, buffers and frozen weights. The layout is that of DeepSpeed's
 ``zero_to_fp32.py``. The files are read as plain data, without a process group and without torch.
 """
 

@@ -61,7 +61,8 @@ class TrailingDigest:
     """A digest of a file that is being written, computed by a separate thread that reads back completed bytes.
 
     The parts of a tensor may arrive in turns, so bytes are not written in the order of the file. Reading them back from
-    the page cache costs less than the hash, needs no memory for a buffer, and lets a resumed run hash existing bytes.
+    the page cache costs less than the hash and needs no memory for a buffer. A resumed run can also hash existing bytes
+    in this way.
     """
 
     def __init__(self, sink: Sink) -> None:

@@ -122,9 +122,9 @@ def _longest_name(names: Iterable[str]) -> int:
 
 
 def _records_of(entry: Entry) -> dict[str, str]:
-    """Return the field of each record by the record's name.
+    """Return the field for each possible name of a record.
 
-    A field has two possible names: the one in ``entry``, and the field's own.
+    A field's record may have the name that ``entry`` declares, or the name of the field.
     """
     fields = STRATEGIES[entry.strategy].fields
     return {entry.record_of(field): field for field in fields} | {field: field for field in fields}

@@ -29,9 +29,9 @@ class ZtFormat(SingleFile):
     )
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Return whether the magic fits, or the suffix.
+        """Return whether the file has the magic of version 0 or 1, or has the suffix but not the magic of version 2.
 
-        With a fitting suffix but another magic than that of container version 2, ``read`` reports the error.
+        If a file with the suffix has an unknown magic, ``read`` reports the error.
         """
         return head[:8] in (MAGIC, MAGIC_V0) or (head[:8] != MAGIC_V2 and name.lower().endswith(self.suffixes))
 

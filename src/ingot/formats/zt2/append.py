@@ -124,9 +124,9 @@ class Zt2Appender(FormatWriter):
                 digest.update(chunk)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor and return an empty record, because an interrupted run cannot be resumed.
+        """Close the tensor and return an empty record.
 
-        It leaves the old file.
+        No record is needed: an interrupted run cannot be resumed, and leaves the file with its old tensors.
         """
         spec = self._order.end()
         locations = self._locations[spec.name]

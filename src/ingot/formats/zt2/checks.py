@@ -38,5 +38,8 @@ def number(location: str, obj: Object, key: str, minimum: int) -> int:
 
 
 def extra_attributes(spec: TensorSpec, codec_attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a tensor that its codec does not define; ``codec_attributes`` are those it defines."""
+    """Return the attributes of a tensor that its codec does not define.
+
+    ``codec_attributes`` are the attributes that the codec defines.
+    """
     return {key: value for key, value in spec.params.items() if key not in codec_attributes}

@@ -227,8 +227,8 @@ def _bytes_of_scales(obj: Object, count: int) -> int | None:
 def _packing(shape: Shape, bits: int, order: str, word: str) -> str | None:
     """Return the packing of codes in one stream of words; None if the codes must be reordered.
 
-    Codes must be reordered in two cases, both with the first code in the high bits: words of several bytes, whose bytes
-    have the opposite order, and rows that begin within a byte.
+    If the first code is in the high bits, codes must be reordered in two cases: a word has several bytes, so that the
+    bytes have the opposite order, or a row begins within a byte.
     """
     has_full_bytes = shape[-1] * bits % 8 == 0
     if order == _LSB:

@@ -1,7 +1,7 @@
 """Search for the files that a manifest names as shards (section 7, appendix B): by name, then by contents.
 
-The digest of a complete file is compared only if nothing else distinguishes it from others of its size, and by
-``check_shards`` (the last step of section 7.3), not at each opening.
+When a file is opened, the digest of a complete shard is compared only if nothing else distinguishes it from other files
+of its size. ``check_shards`` compares all digests (the last step of section 7.3).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def shard_file(name: str, shard: str) -> str:
 def open_shards(store: Store, name: str, manifest: Manifest) -> Iterator[tuple[str, str, ByteSource]]:
     """Open the shards of the file ``name``; yield the name, the file name and the source of each.
 
-    The file with the expected name is used if its size is right. Otherwise, files of that size in the folder are
-    examined: first whether their own manifest contains every part that is referred to, with the same digest, then
-    whether the complete file has the expected digest.
+    The file with the expected name is used if its size is right. Otherwise, other files of that size in the folder are
+    examined. First, a file is used if its manifest contains every part that is referred to, with the same digest. Then,
+    a file is used if the complete file has the expected digest.
 
     Raises
     ------

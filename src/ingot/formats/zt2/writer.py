@@ -2,7 +2,8 @@
 
 When a tensor begins, its parts get offsets up to the first part of unknown length. The parts after that part are
 buffered in unnamed temporary files. If a part equals an earlier part byte for byte, it becomes a reference to the
-earlier part's blob, and bytes written after it are moved up. So the layout depends on the bytes alone.
+earlier part's blob. Bytes that were written after it are then moved towards the beginning. So the layout depends on the
+bytes alone.
 """
 
 from __future__ import annotations
@@ -325,7 +326,7 @@ class Zt2Writer(FormatWriter):
         return PartLocation(location.offset, length, digest, location.shard)
 
     def _add_blob(self, offset: int, length: int, crc: str) -> None:
-        """Record a blob that stays at its offset; a new one moves the file's tail."""
+        """Record a blob that stays at its offset; if the blob is new, the tail of the file moves to its end."""
         if self._blobs.add(length, crc, offset):
             self._tail = offset + length
 
