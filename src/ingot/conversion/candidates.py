@@ -205,7 +205,7 @@ class _Trials:
 
 
 def _part_size(spec: TensorSpec, part: PartSpec, sample: Array | None, scale: float) -> float:
-    """Return the size of a part in bytes: that of the spec, else the size of ``sample`` multiplied by ``scale``."""
+    """Return the size of a part in bytes: as in the spec, else the size of the encoded ``sample`` times ``scale``."""
     if part.length is not None or sample is None:
         return float(part.at_most)
     if part.encoding == "raw":

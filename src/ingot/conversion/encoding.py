@@ -201,8 +201,9 @@ def plan_encoding_or_keep(tensor: Tensor, format: Format, rule: str, choice: Cho
 
 
 def plan_encoding(tensor: Tensor, format: Format, rule: str, choice: Choice, inputs: EncodingInputs) -> Step:
-    """Return the step that stores a tensor by a choice: move or exact repacking if the codes are the same, else
-    encoding.
+    """Return the step that stores a tensor by a choice.
+
+    If the tensor already has the codes that the choice requires, it is moved or repacked exactly; else it is encoded.
 
     Raises
     ------

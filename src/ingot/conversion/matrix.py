@@ -286,8 +286,8 @@ def _totals_table(targets: Sequence[FormatTotals]) -> Table:
 def _obstacles(targets: Sequence[FormatTotals]) -> list[str]:
     """Return lines that begin with names of formats, followed by what applies to these formats.
 
-    This is their first obstacle, or a summary of what is equal after repacking. Formats with the same text share a
-    line.
+    The text after the names is an obstacle, or a summary of what is equal after repacking. Formats with the same text
+    share a line.
     """
     formats_by_text: dict[str, list[str]] = {}
     for totals in targets:

@@ -345,7 +345,7 @@ def _same_names(base: Checkpoint, result: Checkpoint) -> tuple[Checkpoint, Check
 
 
 def _sample(survival: _Survival, base: Tensor, stored: Tensor, terms: Terms) -> None:
-    """Add the first, middle and last rows of a tensor; for a stack, those of one of its matrices."""
+    """Add the first, middle and last rows of a tensor to ``survival``; for a stack, only rows of one matrix."""
     rows = base.shape[-2] if terms.is_stack else base.shape[0]
     count = min(_SAMPLE_ROWS, rows)
     starts = sorted({0, (rows - count) // 2, rows - count})[:_SAMPLES]

@@ -338,9 +338,7 @@ class ExecuteOptions:
 
 @dataclass(frozen=True, slots=True)
 class MatrixOptions:
-    """The options of ``ingot matrix``: the source, the formats, and those options of a conversion that affect the
-    outcome.
-    """
+    """The options of ``ingot matrix``: the source, the formats, and options of a conversion that affect the outcome."""
 
     src: AnyPath = field(metadata=source("Checkpoint: a file or folder in any format that Ingot reads."))
     to: Sequence[str] = field(

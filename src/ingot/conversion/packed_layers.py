@@ -261,8 +261,8 @@ def _decoded_layers(steps: Sequence[Step], format: Format) -> Iterator[str]:
 def _unlike_scales(steps: Sequence[Step]) -> Iterator[str]:
     """Yield notes with the number of merged matrices for which vLLM would use wrong scales.
 
-    These are matrices with blocks that begin in one part and end in the next, and NVFP4 matrices whose parts have
-    different second scales.
+    There are two types: matrices with blocks that begin in one part and end in the next, and NVFP4 matrices whose parts
+    have different second scales.
     """
     blocks = 0
     size = 0

@@ -308,7 +308,7 @@ def open_plan(data: PlanData, out: Location | None = None) -> OpenedPlan:
 
 
 def require_same(identity: Sequence[Any], expected: Sequence[Any], location: str) -> None:
-    """Raise ``IntegrityError`` ``plan.source`` if a source's identity is not that of the plan."""
+    """Raise ``IntegrityError`` ``plan.source`` if a source does not have the identity that the plan declares."""
     if not same_identity(identity, expected):
         raise IntegrityError(
             "plan.source",

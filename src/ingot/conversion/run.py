@@ -358,7 +358,7 @@ def _is_rounded_by_preset(rounding: Rounding | None, recipe: Recipe | None) -> b
 def _narrower_dtype_note(plan: ConvertPlan) -> str:
     """Return a note on exactly repacked tensors that runtimes of the target compute in another dtype than the source's.
 
-    The other dtype is that of the scales. The note is empty if there are no such tensors.
+    The other dtype is the dtype of the scales. The note is empty if there are no such tensors.
     """
     if not plan.format.traits.config_keys:
         return ""

@@ -97,7 +97,7 @@ class _Layer:
         return data
 
     def digest(self) -> str:
-        """Return the digest of all bytes; those that were not read are read now."""
+        """Return the digest of all bytes; this method first reads all remaining bytes."""
         while self.read(_WINDOW):
             pass
         return self._hasher.text()

@@ -1,8 +1,8 @@
 """llama.cpp's mixtures of block types, such as Q4_K_M: which tensor gets which type.
 
-The rules are those of ``llama-quantize`` (llama.cpp 007dbbf, ``src/llama-quant.cpp``). They depend on the model: on its
-numbers of layers and experts, the number of query heads per key head, and whether the head is the embedding. ``expand``
-converts a mixture and these facts to ordinary rules of a recipe. Rules contain tensor names of GGUF and of
+The rules are those of ``llama-quantize`` (llama.cpp 007dbbf, ``src/llama-quant.cpp``). They depend on the model's
+numbers of layers and experts, on the number of query heads per key head, and on whether the head is the embedding.
+``expand`` converts a mixture and these facts to ordinary rules of a recipe. Rules contain tensor names of GGUF and of
 transformers, because quantizers work on the names of the source.
 """
 
@@ -198,8 +198,9 @@ def preset_toml(preset: str) -> str:
 def facts_of(
     shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> ModelFacts:
-    """Return the facts of a model from its tensors, its ``config.json`` and its GGUF metadata; the latter two may be
-    empty.
+    """Return the facts of a model from its tensors, its ``config.json`` and its GGUF metadata.
+
+    ``config`` and ``metadata`` may be empty.
     """
     nested = config.get("text_config")
     config = {**config, **nested} if isinstance(nested, Mapping) else config
@@ -391,7 +392,7 @@ def _low_type(mixture: Mixture, facts: ModelFacts, category: str, layer: int) ->
 def _needs_more_bits(index: int, count: int) -> bool:
     """Return whether llama.cpp assigns more bits to matrix ``index`` of ``count``.
 
-    It does for the first and the last eighth of the matrices, and for every third matrix between them.
+    These are the first and the last eighth of the matrices, and every third matrix between them.
     """
     eighth = count // 8
     return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2

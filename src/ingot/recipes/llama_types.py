@@ -65,7 +65,7 @@ def available_types() -> list[str]:
 
 
 def nearest_preset(key: str, presets: Iterable[str]) -> str:
-    """Return the preset of ggml's blocks whose bits, then whose name, are nearest to those of a type."""
+    """Return the preset of ggml's blocks that is nearest to a type, by the number of bits and then by the name."""
     blocks = [name for name in presets if _BLOCKS.match(name)]
     return max(blocks, key=lambda name: (-abs(_bits(name) - _bits(key)), _common_length(name, key), -len(name)))
 

@@ -155,9 +155,9 @@ class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit
 class Installation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The programs and packages that run a result, and the extras of Ingot that write it.
 
-    One of ``programs``, found by the shell, or one of the Python ``packages`` is enough. ``extras`` are those extras of
-    Ingot that write for the program, ``calibration`` those that calibrate a model first. ``hint`` says how to install
-    the program.
+    One of ``programs``, found by the shell, or one of the Python ``packages`` is enough. ``extras`` are the extras of
+    Ingot that are needed to write for the program. ``calibration`` are the extras that are needed to calibrate a model
+    first. ``hint`` says how to install the program.
     """
 
     programs: tuple[str, ...] = ()
@@ -172,8 +172,8 @@ class RuntimeProfile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A runtime profile: statements about one version of a program.
 
     ``version`` is empty if the profile is not about one version. ``machine`` names the machine on which the program
-    ran, or is empty. ``commands`` are shell lines that run a result, by container; other containers use those of
-    ``default``. ``default`` is the bit width without ``--bits``. The first of ``containers`` is the default.
+    ran, or is empty. ``commands`` are shell lines that run a result, by container; the lines under ``default`` are for
+    all other containers. ``default`` is the bit width without ``--bits``. The first of ``containers`` is the default.
     ``modelfile`` states whether the program reads a GGUF file through a Modelfile, which is then written with the
     result.
     """

@@ -25,7 +25,7 @@ MISSING = "model.missing-tensor"
 SHAPE = "model.shape"
 DUPLICATE = "model.stale-duplicate"
 _OTHER_NAMES = ("gguf",)
-"""Formats whose tensor names all differ from those of transformers."""
+"""Formats in which no tensor has the name that transformers uses."""
 _EXPERTS = ".mlp.experts."
 
 

@@ -54,8 +54,7 @@ def without_implied_count(config: Mapping[str, Any], family: Family, original: M
 
 
 def require_count(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> None:
-    """Raise an error if the layers with experts are not those that the config declares; llama.cpp would refuse the
-    file.
+    """Raise an error if other layers have experts than the config declares; llama.cpp would refuse the file.
 
     Raises ``UnsupportedError`` ``architecture.config``.
     """

@@ -1,6 +1,6 @@
 """The names and shapes of tensors that a model's ``config.json`` implies, computed without loading the model.
 
-They are those of transformers' classes (``modeling_*.py``, 5.23), as ``save_pretrained`` writes them.
+Names and shapes are as ``save_pretrained`` of transformers' classes writes them (``modeling_*.py``, 5.23).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelShapes:
 def expected_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Return the shape of every tensor that a model with this ``config.json`` has; None if it cannot be determined.
 
-    It cannot if the family or the saved class is unsupported, or if the config lacks a size.
+    The result is None if the family or the saved class is unsupported, or if the config lacks a size.
     """
     shapes = _FAMILIES.get(str(config.get("model_type")))
     if shapes is None or config.get("architectures", [shapes.architecture]) != [shapes.architecture]:
@@ -77,7 +77,7 @@ def absent_tensors(config: Mapping[str, Any], family: Family, names: Iterable[st
 
     This check is for families without ``ModelShapes``. It requires the tensors outside of layers, each layer, and the
     modules that other modules of a layer need (``required_modules``). If a layer has all tensors of a second layer and
-    further ones, the second layer must have those too. Heads are not required, because they may be tied to the
+    more, then the second layer lacks the additional tensors. Heads are not required, because they may be tied to the
     embedding. The result is empty if the config does not declare the number of layers.
     """
     count = config.get(family.aliases.get("num_hidden_layers", "num_hidden_layers"), config.get("num_hidden_layers"))

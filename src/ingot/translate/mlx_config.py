@@ -1,4 +1,4 @@
-"""The ``config.json`` that mlx_lm reads, computed from that of transformers 5.
+"""The ``config.json`` that mlx_lm reads, computed from the ``config.json`` of transformers 5.
 
 mlx_lm's modules read the keys of earlier releases: ``rope_theta`` and ``rope_scaling`` instead of the object
 ``rope_parameters``, and keys that transformers omits if they have the default value. If a key is missing, a module uses

@@ -1,7 +1,7 @@
 """Identification of the pre-tokenizer of a byte-level BPE, by its steps or by how it splits probe texts.
 
 The probe texts are in more than 20 languages, and contain code, numbers, spaces and emoji. The package ``tokenizers``
-splits them. It is needed only for steps that ``pretokenizers`` does not list.
+splits them; the package is needed only for steps that ``pretokenizers`` does not list.
 """
 
 from __future__ import annotations

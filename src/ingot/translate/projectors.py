@@ -397,7 +397,7 @@ _BREAK = "v.token_embd.img_break"
 
 
 def _with_break_token(view: Checkpoint, record: Projector, texts: Mapping[str, str]) -> Checkpoint:
-    """Return the view with the embedding reduced to one row, that of the token between the rows of an image.
+    """Return the view with the embedding reduced to the row of the token that separates the rows of an image.
 
     Raises ``UnsupportedError`` ``architecture.part``: there is no such token or row.
     """

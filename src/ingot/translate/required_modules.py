@@ -15,7 +15,7 @@ _PROJECTIONS = frozenset(
         *("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"),
     )
 )
-"""Last parts of names of modules. Those of a family with the same prefix belong together: a layer has all or none."""
+"""Last parts of names of modules. A layer has either all modules of a family with the same prefix, or none of them."""
 _MIXERS = (
     ("q_proj", "k_proj", "v_proj", "o_proj"),
     ("in_proj", "conv1d", "out_proj"),

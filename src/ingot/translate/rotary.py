@@ -131,8 +131,8 @@ def to_metadata(config: Mapping[str, Any], family: Family) -> tuple[Typed, list[
 def _unrotated_frequencies(config: Mapping[str, Any], family: Family, sections: list[int]) -> Iterator[str]:
     """Yield a note if llama.cpp does not rotate frequencies that transformers rotates.
 
-    llama.cpp assigns frequencies to the three sections in turn, and does not rotate those beyond a section's length.
-    transformers uses the first section's position for them.
+    llama.cpp assigns frequencies to the three sections in turn, and does not rotate frequencies beyond a section's
+    length. transformers rotates these frequencies by the position of the first section.
     """
     lengths = [*sections, 0, 0, 0][:3]
     count = rotated_size(config) // 2

@@ -113,7 +113,7 @@ def _transpose(checkpoint: Checkpoint, step: Step, config: _Config, family: Fami
 
 
 def _cuts(step: Step, size: int, config: _Config) -> list[int] | None:
-    """Return the sizes of a split dimension's parts: those of the step, or equal parts."""
+    """Return the sizes of the parts of a split dimension: the sizes that the step states, or equal sizes."""
     parts = step.into if step.transform == "split" else step.tensors
     if not step.sizes:
         return None if size % len(parts) else [size // len(parts)] * len(parts)

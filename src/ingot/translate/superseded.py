@@ -63,8 +63,8 @@ def superseded(checkpoint: Checkpoint, name: str, program: str) -> Omission | No
 def activation_scale(checkpoint: Checkpoint, name: str, program: str, *, for_blocks: bool) -> Omission | None:
     """Return the omission of a layer's input scale that ``program`` does not use; None for any other tensor.
 
-    If ``for_blocks`` is true, the program uses the input scales of NVFP4 weights, as with GGUF files. Then they are not
-    omitted.
+    If ``for_blocks`` is true, the program uses the input scales of NVFP4 weights, as with GGUF files; these scales are
+    then not omitted.
     """
     ending = next((ending for ending in ACTIVATION_SCALES if name.endswith(ending)), None)
     if ending is None or checkpoint[name].size > _MAX_SCALES:

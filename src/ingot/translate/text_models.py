@@ -191,7 +191,7 @@ def with_usual_names(checkpoint: Checkpoint, family: Family) -> View:
 def with_class_names(checkpoint: Checkpoint, config: Mapping[str, Any]) -> View:
     """Return a model folder's checkpoint with the tensor names of the class in ``config.json``.
 
-    If the class is not that of the family, such as a class without a head, the names stay.
+    If ``config.json`` names another class than the family's, for example a class without a head, the names stay.
 
     Raises ``UnsupportedError`` ``architecture.names``.
     """

@@ -122,7 +122,7 @@ def unknown_gguf_names(metadata: Mapping[str, Any], names: Iterable[str]) -> lis
 def _refusal(config: Mapping[str, Any], model_type: Any) -> tuple[str, str]:
     """Return the statement that a model's family is not translated, and the reason if it is known, else an empty text.
 
-    The reason for a model of several parts is that for its text model.
+    For a multimodal model, the reason is that of its text model.
     """
     text_model = config.get("text_config")
     text_model = text_model.get("model_type") if isinstance(text_model, Mapping) else None

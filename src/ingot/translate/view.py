@@ -360,7 +360,8 @@ def _family(metadata: Mapping[str, Any], arch: str) -> tuple[Family | None, dict
 def _widening_changes(view: Checkpoint, family: Family) -> dict[str, Change]:
     """Return the changes of small tensors that llama.cpp requires in f32, by name (``GgufFormat.required_dtype``).
 
-    They are casts to f32, the addition of 1 to norms, and the removal of a dimension of 1 from shared experts' gates.
+    The changes are casts to f32, the addition of 1 to norms, and the removal of a dimension of 1 from shared experts'
+    gates.
     """
     changes = {}
     for name, tensor in view.items():

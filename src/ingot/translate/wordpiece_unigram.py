@@ -18,7 +18,8 @@ UGM = "t5"
 WORDPIECE = "WordPiece"
 UNIGRAM = "Unigram"
 SPACE = "\u2581"
-"""SentencePiece's mark of a space. llama.cpp puts it before a word's first token, WordPiece ``##`` before the rest."""
+"""SentencePiece's mark of a space. llama.cpp puts it before a word's first token, WordPiece ``##`` before all others.
+"""
 _MORE = "##"
 _MAX_WORD = 100  # characters of a word that WordPiece splits
 CHARSMAP, PREFIX, SPACES = (

@@ -168,7 +168,10 @@ def survey_type(
 
 
 def groups_of(planned: Planned, surveys: Sequence[Survey]) -> list[Group]:
-    """Return the groups that at least one type changes; the first of ``surveys`` must be that of unchanged tensors."""
+    """Return the groups that at least one type changes.
+
+    The first of ``surveys`` must be the survey of unchanged tensors.
+    """
     sizes = {step.tensor.name: step.tensor.size for step in planned.plan.steps}
     names_by_group: dict[str, list[str]] = {}
     shared = dict(_shared_groups(planned, list(sizes)))
@@ -182,7 +185,7 @@ def groups_of(planned: Planned, surveys: Sequence[Survey]) -> list[Group]:
 
 
 def _storage_options(names: Sequence[str], surveys: Sequence[Survey]) -> Iterator[StorageOption]:
-    """Yield the different options of a group; the first is that of unchanged tensors."""
+    """Yield the different options of a group; the first option keeps all tensors unchanged."""
     seen: set[str] = set()
     for index, survey in enumerate(surveys):
         choices = tuple(survey.choices[name] for name in names)

@@ -110,9 +110,9 @@ def search(
     """Search the smallest allocation whose measured divergence is at most ``limit``.
 
     Each step solves for a bound of the estimated loss and measures the resulting allocation. The first bound is the
-    limit. Each further bound follows from the measurements: it is scaled by the ratio of limit and divergence, or
-    interpolated (in logarithms) between two measurements on both sides of the limit. If no measurement was below the
-    limit, the last of ``STEPS`` is the allocation with the least loss.
+    limit. Each further bound follows from the measurements: it is scaled by the ratio of limit and divergence. If there
+    are measurements on both sides of the limit, it is interpolated (in logarithms) between two of them. If no
+    measurement was below the limit, the last of ``STEPS`` is the allocation with the least loss.
 
     Parameters
     ----------

@@ -272,7 +272,7 @@ class _Search:
         return self._prepare(replace(self._plain, recipe=recipe))
 
     def _surveys(self, unchanged: Planned, origins: Mapping[str, Sequence[str]]) -> list[Survey]:
-        """Return the effect of each type, starting with that of unchanged tensors.
+        """Return the survey of each type; the first survey is for unchanged tensors.
 
         A default type that the format does not support is left out; a type of ``--types`` raises an error instead.
         """
@@ -347,8 +347,8 @@ class _Search:
     ) -> tuple[Allocation, int]:
         """Return the allocation with the least loss whose files fit into the target, and their exact size in bytes.
 
-        ``overhead`` is an estimate of the bytes outside of the groups. They depend on the allocation, and are corrected
-        by the plan of each allocation.
+        ``overhead`` is an estimate of the bytes outside of the groups. These bytes depend on the allocation, so the
+        estimate is corrected by the plan of each allocation.
         """
         sizes = [[option.nbytes for option in group.options] for group in builder.groups]
         min_bytes = sum(map(min, sizes))

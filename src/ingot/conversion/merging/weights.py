@@ -57,8 +57,8 @@ class WeightRule:
 class WeightRules:
     """The rules of a file.
 
-    The weight of a model for a tensor comes from the first rule that has a weight and applies to both; the density
-    likewise. ``location`` is the file, for errors.
+    The weight of a model for a tensor comes from the first rule that has a weight and applies to both. The density
+    comes from the first rule that has a density and applies to both. ``location`` is the file, for errors.
     """
 
     rules: tuple[WeightRule, ...] = ()

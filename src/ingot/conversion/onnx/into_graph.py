@@ -368,10 +368,10 @@ class OrientationResolver:
 
     If a matrix is not square, its shape decides. For a square matrix, the operator of the graph determines the expected
     orientation. The orientation in the checkpoint follows from the tensor's name if only graphs use names of this kind.
-    Otherwise it is that of matrices that are not square: those of the same stack of layers, or all matrices if all are
-    [outputs, inputs]. Heads and embeddings are not compared: they are [outputs, inputs] even if all other matrices are
-    [inputs, outputs] (GPT-2). Arrays of modules (``q_proj.weight``) are not compared with other arrays
-    (``text_projection``).
+    Otherwise it is the orientation of matrices with similar names that are not square: of the same stack of layers, or
+    of all layers if all of these are [outputs, inputs]. Heads and embeddings are not compared: they are [outputs,
+    inputs] even if all other matrices are [inputs, outputs] (GPT-2). Arrays of modules (``q_proj.weight``) are not
+    compared with other arrays (``text_projection``).
     """
 
     def __init__(self, checkpoint: Checkpoint, graph: Checkpoint, format: OnnxFormat, pairs: Sequence[Pair]) -> None:
@@ -414,7 +414,7 @@ class OrientationResolver:
         return OUTPUTS if (expected == shape) == (required == OUTPUTS) else INPUTS
 
     def _by_name(self, name: str) -> Orientation | None:
-        """Return the orientation of a square matrix, by that of matrices with similar names; None if these differ."""
+        """Return the orientation that matrices with similar names have, for a square matrix; None if these differ."""
         pattern = _NamePattern.from_name(name)
         similar = self._known_orientations.get(pattern, set())
         if len(similar) == 1 and role_of(name) not in ("head", "embedding"):
