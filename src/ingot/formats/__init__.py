@@ -1,1 +1,1 @@
-"""Formats: parts to files and back, no arithmetic on weights. One folder each, listed in ``table.py``."""
+"""Formats: conversion of parts to files and back, without arithmetic on weights; ``detect.py`` has their table."""

@@ -400,7 +400,7 @@ class Format(ABC):
         return range(len(specs))
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a checkpoint's metadata as this format can store it; the default is unchanged."""
+        """Return a checkpoint's metadata in the form that this format can store; by default, they are unchanged."""
         return values
 
     def file_name(self, stem: str) -> str:

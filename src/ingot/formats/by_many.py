@@ -23,8 +23,8 @@ _CHUNK = 1 << 22
 class Skips(FormatWriter, Protocol):
     """A writer whose tensors have offsets that follow from the specs, so that several processes write one artifact.
 
-    Each process writes its tensors into the same files and skips the others. One process then calls ``restore`` for
-    every tensor and ``finish``.
+    Each process writes its tensors into the same files and skips the tensors of other processes. One process then calls
+    ``restore`` for every tensor and ``finish``.
     """
 
     def skip(self, name: str) -> None:

@@ -31,8 +31,8 @@ _ADVICE = {
 class Stored:
     """An input array of an operation: the contents of the part ``role``, or the bytes ``constant``.
 
-    ``key`` is the operation's parameter. ``type`` and ``dims`` are declared in the program. ``Slot`` describes
-    ``dtype`` and ``spread``.
+    ``key`` is the operation's parameter. ``type`` and ``dims`` are declared in the program. ``dtype`` and ``spread``
+    have the same meaning as in ``Slot``.
     """
 
     key: str

@@ -89,8 +89,7 @@ class CoremlFormat(Format):
         return site is not None and site.inline
 
     def required_dtype(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Return the element type that a tensor must have because its values are in the program, not in a weight file;
-        else None.
+        """Return the element type of a tensor whose values are in the program, not in a weight file; else None.
 
         A recipe cannot change this type.
         """

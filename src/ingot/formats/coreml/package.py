@@ -19,7 +19,10 @@ MAX_MANIFEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The contents of a manifest: ``model`` is the root model's file, ``items`` all paths, relative to the package."""
+    """The contents of a manifest: ``model`` is the path of the root model's file, ``items`` are the paths of all items.
+
+    Paths are relative to the package.
+    """
 
     model: str
     items: tuple[str, ...]

@@ -160,8 +160,8 @@ class Slot:
 class Site:
     """A tensor and the operations that compute it.
 
-    The tensor is the output of the last of ``operations``; the other operations feed nothing else. ``shared`` are
-    operations that also feed something else. ``feeds`` is true if other tensors are computed from this one.
+    The tensor is the output of the last of ``operations``; the other ``operations`` feed only this tensor. ``shared``
+    are operations that feed this tensor and others. ``feeds`` is true if other tensors are computed from this one.
     """
 
     name: str

@@ -244,8 +244,8 @@ class ConstantPoint:
 class Slot:
     """The constant from which a part is read, and the storage type ``dtype`` and logical type of the part.
 
-    ``conversion`` converts the constant's contents to the part's. ``values`` is set if the part is computed from the
-    constant as the model does.
+    ``conversion`` converts the constant's contents to the part's. ``values`` is set if the part contains values that
+    the model computes from the constant.
     """
 
     constant: Constant

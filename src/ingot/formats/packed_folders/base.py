@@ -442,8 +442,8 @@ def is_packed_weight(name: str, dtype: str, shape: Sequence[int]) -> bool:
 def tied_head(artifact: Artifact) -> list[str]:
     """Return a list with the module name of a tied head; empty if the head has a tensor or is not tied.
 
-    A tied head is dense, because it is the embeddings. Loaders however consult only the list of dense modules:
-    transformers assumes that all other layers are packed.
+    A tied head is dense, because it is the embeddings. It must nevertheless be in the list of dense modules, because
+    transformers assumes that all modules outside of the list are packed.
     """
     config = {} if artifact.config is None else parse_config(artifact.config, "model.config", CONFIG)
     architectures = config.get("architectures")

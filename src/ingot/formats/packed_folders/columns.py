@@ -299,7 +299,7 @@ class ColumnPackedFormat(WritablePackedFolderFormat):
     def usual_layout(self, artifact: Artifact) -> tuple[PackedIntLayout | None, Mapping[str, PackedIntLayout]]:
         """Return the most frequent layout of packed layers, and the layouts by module name.
 
-        The former is None if no layer is packed.
+        The most frequent layout is None if no layer is packed.
         """
         layouts = {
             spec.name.removesuffix(WEIGHT): PackedIntLayout.from_tensor(spec)

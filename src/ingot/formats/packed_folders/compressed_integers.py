@@ -141,8 +141,8 @@ _PLAIN = np.empty(0, np.int32)
 def _order(entries: Entries, stem: str, cols: int, group: int) -> Array | None:
     """Return the group index of each column, from the layer's entry ``g_idx``.
 
-    Return ``_PLAIN`` if groups are runs of adjacent columns, or if the indices are unset (-1). Return None without the
-    entry.
+    Return ``_PLAIN`` if groups are runs of adjacent columns, or if the indices are unset (-1). Return None if there is
+    no such entry.
     """
     entry = entries.get(stem + G_IDX)
     if entry is None:

@@ -460,7 +460,7 @@ def _widths(quantization: Config) -> tuple[int, ...]:
 
 
 def _float_layers(entries: Entries, quantization: Config, dtype: str) -> Iterator[Layer]:
-    """Yield the layers of floats: of a byte, or smaller and packed in bytes."""
+    """Yield the layers of floats, which take one byte each, or are smaller and packed in bytes."""
     floats = []
     by_target = dict[str, list[Config]]()
     for group in _groups(quantization).values():

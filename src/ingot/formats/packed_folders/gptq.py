@@ -249,7 +249,10 @@ class GptqFormat(ColumnPackedFormat):
         return [*super().layer_entries(spec), g_idx]
 
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
-        """Return ``quantization_config`` as GPTQModel writes it; ``dynamic`` lists layers that differ or are dense."""
+        """Return ``quantization_config`` as GPTQModel writes it.
+
+        ``dynamic`` lists layers that are dense or have other settings.
+        """
         usual, layouts = self.usual_layout(artifact)
         if usual is None:
             return {}

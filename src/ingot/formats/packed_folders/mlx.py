@@ -31,7 +31,7 @@ BIASES = ".biases"
 KEYS = ("quantization", "quantization_config")
 AUTOROUND_METHODS = ("auto-round", "intel/auto-round", "auto_round")
 AUTOROUND_PACKINGS = ("mlx", "auto_round:mlx")
-"""Names of AutoRound and of MLX's layout in AutoRound, which uses the key ``quantization_config``."""
+"""Values of ``quant_method`` and of ``packing_format`` in folders that AutoRound wrote in MLX's layout."""
 _GRID_KEYS: Mapping[str, Key] = {
     "bits": used("bits of a code"),
     "group_size": used("columns of a group"),
@@ -73,7 +73,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The packing that ``config.json`` declares: the usual grid, and the grids of layers that differ, by module path.
+    """The packing that ``config.json`` declares: the usual grid, and other grids by the module paths of their layers.
 
     The grid of a dense layer is None.
     """

@@ -86,8 +86,8 @@ KEYS: Mapping[str, Key] = {
 class ModelOptFormat(WritablePackedFolderFormat):
     """A folder of ModelOpt with layers in NVFP4, FP8 or 4-bit integers.
 
-    They have ``X.weight`` (U8 or F8_E4M3) and ``X.weight_scale``. NVFP4 layers also have ``X.weight_scale_2``. Integer
-    layers may have ``X.pre_quant_scale``, by which inputs are multiplied.
+    Each layer has ``X.weight`` (U8 or F8_E4M3) and ``X.weight_scale``. NVFP4 layers also have ``X.weight_scale_2``.
+    Integer layers may have ``X.pre_quant_scale``, by which inputs are multiplied.
     """
 
     name = "modelopt"

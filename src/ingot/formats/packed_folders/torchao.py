@@ -52,7 +52,7 @@ KEYS: Mapping[str, Key] = {
 class TorchaoFormat(PackedFolderFormat):
     """A folder of torchao with layers of integers or floats.
 
-    They have ``X._weight_qdata`` and ``X._weight_scale``; integers also have ``X._weight_zero_point``.
+    Each layer has ``X._weight_qdata`` and ``X._weight_scale``; integers also have ``X._weight_zero_point``.
     """
 
     name = "torchao"

@@ -75,8 +75,8 @@ class DenseColumns:
     ) -> DenseColumns:
         """Return the columns of a manifest that lists parts.
 
-        ``head`` are the decoded manifest, ``rows`` and ``shape``. ``parts`` is the value of ``first``. ``columns`` are
-        by part: storage types, offsets, lengths, and digests as ranges of the manifest.
+        ``head`` is a tuple of ``data``, ``rows`` and ``shape``. ``parts`` is the value of ``first``. ``columns`` is a
+        tuple of columns by part: storage types, offsets, lengths, and digests as ranges of ``data``.
         """
         data, rows, shape = head
         dtype, offset, length, digest = columns

@@ -57,7 +57,10 @@ class Entry(msgspec.Struct):
 
     @property
     def change(self) -> Change:
-        """The change of the tensor. Without a ``base_dtype`` the result has ``dtype``, like in deltatensors 0.2.0."""
+        """The change of the tensor.
+
+        If the entry has no ``base_dtype``, the result has the type ``dtype``, as in deltatensors 0.2.0.
+        """
         return Change("apply", dtype(self.base_dtype or self.dtype).name)
 
     def record_of(self, field: str) -> str:

@@ -154,8 +154,10 @@ class WdeltaFormat(SingleFile):
         return why_unsupported(spec)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the order by name, in which deltatensors reads the parent of a chain, and version 2 hashes the
-        base."""
+        """Return the order of the tensors by name.
+
+        deltatensors reads the parent of a chain in this order, and version 2 hashes the base in this order.
+        """
         return sorted(range(len(specs)), key=lambda index: specs[index].name)
 
     def catalog(self, source: ByteSource, name: str, *, verify: bool) -> Catalog:

@@ -77,7 +77,9 @@ def is_hash(text: str) -> bool:
 
 
 def parse(data: bytes | bytearray, version: int, location: str) -> Header:
-    """Return a checked header: first types, in memory bounded by its length, then keys and values.
+    """Return the header after checks of its types, and then of its keys and values.
+
+    The memory for the checks is limited by the header's length.
 
     Raises ``FormatError`` with the rules of spec/wdelta.md, ``UnsupportedError`` ``wdelta.dtype``.
     """

@@ -51,7 +51,7 @@ def rewrite(data: Buffer, location: str) -> tuple[bytes, list[tuple[str, str]]]:
 
 
 class _Rewriter:
-    """A pass over the bytes. ``out`` is the result; ``seen`` are the rules of the notes."""
+    """A pass that rewrites the bytes of a manifest. ``out`` is the result; ``seen`` are the rules of the notes."""
 
     def __init__(self, data: Buffer, location: str) -> None:
         self._data = memoryview(data).cast("B")

@@ -118,7 +118,7 @@ def parse(data: bytes | bytearray | memoryview, file: str, *, max_items: int = c
 def parse_foreign(
     data: bytes | bytearray | memoryview, file: str, *, max_items: int = cbor.MAX_ITEMS
 ) -> tuple[Manifest, list[tuple[str, str]]]:
-    """Return the manifest like ``parse``, and notes of CBOR features that Ingot does not write (``foreign_cbor``)."""
+    """Return the manifest like ``parse``, and notes on CBOR features that Ingot does not write (``foreign_cbor``)."""
     location = f"{file}: manifest"
     notes = list[tuple[str, str]]()
     try:

@@ -307,7 +307,7 @@ def _zero_converter(obj: Object, layout: AffineLayout, count: int) -> Callable[[
 def write_group(spec: TensorSpec) -> WrittenForm | None:
     """Return the tensor as a profile; None if the profile cannot express the layout.
 
-    The profile has no offsets, no other numbers of bits, no shorter last group, no tiles, and no signed codes that
+    It cannot express offsets, codes of other than 2, 4 or 8 bits, a shorter last group, tiles, or signed codes that
     share a byte.
     """
     layout = _layout_of(spec)
