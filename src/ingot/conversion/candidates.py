@@ -224,7 +224,9 @@ def compressed_size(spec: TensorSpec, part: PartSpec, data: Array) -> int:
 
 
 def sample_of(tensor: Tensor, max_elements: int = SAMPLE) -> Array:
-    """Return evenly spaced rows of a tensor as a matrix in the tensor's dtype, with about ``max_elements`` at most.
+    """Return evenly spaced rows of a tensor as a matrix in the tensor's dtype.
+
+    The matrix has at most about ``max_elements`` elements.
 
     A tensor with fewer elements is returned in full. For a raw dense tensor, only the sampled rows are read; any other
     tensor is read from its start to the last sampled row. Digests are not checked.

@@ -19,7 +19,7 @@ from ingot.model.tensor import Tensor
 _RUN = 1 << 19  # bytes of a run of a part that is sampled
 _RUNS = 4
 _WORTHWHILE = 0.995
-"""A part is encoded if its sample takes at most this share of its bytes: decoding takes time."""
+"""A part is encoded only if its encoded sample is at most this share of the sample, because decoding takes time."""
 
 
 def plan_packed(tensor: Tensor, format: Format, rule: str) -> Step | None:

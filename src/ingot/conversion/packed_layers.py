@@ -123,7 +123,7 @@ def _share_scheme(steps: Sequence[Step], format: Format, *, general: bool) -> Pa
 
 
 def _without_uneven_blocks(steps: Sequence[Step], format: Format) -> PackedLayers:
-    """Return the steps with a merged matrix kept dense if the block height does not divide the rows of each part."""
+    """Return the steps, changed so that a merged matrix is dense if blocks do not divide the rows of each part."""
     changed = list(steps)
     names = []
     size = 0

@@ -58,7 +58,7 @@ class ConvertPlan(Plan):
     """The plan of a conversion: in addition to the steps, the recipe's name, warnings and notes.
 
     ``warnings`` concern options without effect. ``notes`` list layers that stay dense, or are not packed as the recipe
-    requires, because the runtimes that read the format would not accept it.
+    requires, because the runtimes that read the format would otherwise refuse the result.
     """
 
     recipe: str = "keep"
@@ -265,7 +265,10 @@ def plan_rounded(tensor: Tensor, format: Format, rule: str, encoding: str = RAW)
 
 
 def _with_one_group(decisions: Mapping[str, Decision], source: Checkpoint, format: Format) -> Mapping[str, Decision]:
-    """Return the decisions with one group size for all matrices, if one of the format's sizes divides all groups."""
+    """Return the decisions with one group size for all matrices.
+
+    This is the greatest common divisor of the sizes. If the format does not support it, the decisions are unchanged.
+    """
     sizes = format.traits.group_sizes or ()
     groups = {name: group for name, item in decisions.items() if (group := _new_group(item, source[name], sizes))}
     common = gcd(*groups.values()) if groups else 0
@@ -394,7 +397,10 @@ def type_notes(steps: Sequence[Step], format: Format, recipe: Recipe | None) -> 
 
 
 def _fallback_notes(steps: Sequence[Step], recipe: Recipe) -> list[str]:
-    """Return a note for each combination of requested type, stored type and number of columns."""
+    """Return notes on tensors that got a fallback type.
+
+    There is one note for each combination of requested type, stored type and number of columns.
+    """
     fallbacks = {**_rule_fallbacks(recipe), **recipe.fallbacks}
     groups: dict[tuple[str, str, int], list[str]] = {}
     for step in steps:

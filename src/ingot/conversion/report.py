@@ -318,7 +318,10 @@ _EXACT_TEXTS = {  # the key is whether tensors were repacked
 
 
 def action_of(step: Step) -> str:
-    """Return the action for the report; values that a view computes are encoded or decoded, not moved or compressed."""
+    """Return the action for the report.
+
+    If a view computes the values, the action is encoded or decoded, even if the step only moves or compresses them.
+    """
     compressed = isinstance(step, Repack) and step.compress_parts and bool(step.tensor.source_bits)
     if step.action != MOVED and not compressed:
         return step.action

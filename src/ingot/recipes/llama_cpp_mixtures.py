@@ -392,7 +392,7 @@ def _low_type(mixture: Mixture, facts: ModelFacts, category: str, layer: int) ->
 def _needs_more_bits(index: int, count: int) -> bool:
     """Return whether llama.cpp assigns more bits to matrix ``index`` of ``count``.
 
-    These are the first and the last eighth of the matrices, and every third matrix between them.
+    It does so for the first and the last eighth of the matrices, and for every third matrix between them.
     """
     eighth = count // 8
     return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2

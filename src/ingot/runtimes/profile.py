@@ -102,7 +102,7 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     complete : bool
         The folder must contain every tensor that ``config.json`` implies.
     known_tensors : bool
-        A file has only tensors of its architecture, by llama.cpp's names.
+        A file may contain only tensors that llama.cpp has for the file's architecture, by name.
     derived_heads : bool
         Heads must have as many columns as the embedding has, divided by the number of heads.
     vocabulary : {"any", "fits", "equal"}

@@ -41,7 +41,7 @@ ADDED = "added_tokens.json"
 _JSON = (CONFIG, GENERATION, SETTINGS, "special_tokens_map.json", ADDED, chat_templates.JSON)
 _LISTS = (pooling.MODULES,)
 _IN_FOLDER = re.compile(r"additional_chat_templates/\w[\w.-]{0,80}\.jinja|[0-9]{0,4}_?Pooling/config\.json", re.ASCII)
-"""Named chat templates, and the pooling settings of a sentence-transformers model."""
+"""Files in subfolders that are stored: named chat templates, and pooling settings of a sentence-transformers model."""
 _TEXT = (chat_templates.JINJA,)
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model")
 """Trained SentencePiece models; metadata contain their bytes as base64. The second name is XLM-RoBERTa's."""

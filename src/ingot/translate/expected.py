@@ -15,7 +15,9 @@ from ingot.translate.required_modules import absent_modules
 from ingot.translate.settings import layer_types
 
 Shapes = Mapping[str, str]
-"""Tensor name to dimensions separated by spaces. A dimension is a sum of sizes such as ``Q+2K`` (see ``_sizes``)."""
+"""The dimensions of tensors by name, separated by spaces. A dimension is a sum of sizes such as ``Q+2K`` (see
+``_sizes``).
+"""
 
 _TERM = re.compile(r"([0-9]*)([A-Za-z]+)")
 _MAX_COUNT = 1 << 16
@@ -168,9 +170,9 @@ def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
     """Return the sizes by the letters that ``ModelShapes`` uses.
 
     V vocabulary, H hidden, I intermediate, N heads, D head, Q all query heads, K all key heads, E experts, M
-    intermediate of an expert, S intermediate of the shared experts, P positions, T token types, One 1. For latent
-    attention: R rank of keys and values, L rank of queries, Y rotary part of a head, Z all query heads, X keys and
-    values of all heads, W values of all heads.
+    intermediate of an expert, S intermediate of the shared experts, P positions, T token types. ``One`` is 1. For
+    latent attention: R rank of keys and values, L rank of queries, Y rotary part of a head, Z all query heads, X keys
+    and values of all heads, W values of all heads.
     """
 
     def read_size(key: str) -> int:
@@ -408,4 +410,4 @@ _FAMILIES: Mapping[str, ModelShapes] = {
     "roberta": _encoder("RobertaModel"),
     "xlm-roberta": _encoder("XLMRobertaModel"),
 }
-"""By ``model_type``. Tensors that some checkpoints of a family lack (pooler, rotary frequencies) are left out."""
+"""The tensors of each ``model_type``, without those that some checkpoints lack (pooler, rotary frequencies)."""

@@ -336,7 +336,7 @@ def _read_families() -> dict[str, Family]:
 
 
 FAMILIES: Mapping[str, Family] = _read_families()
-"""By transformers' model type. A GGUF file is read as the first family that matches its architecture."""
+"""All families by transformers' model type. A GGUF file is read as the first family that matches its architecture."""
 
 
 def refusal_reasons() -> dict[str, str]:

@@ -15,7 +15,7 @@ _SLIDING = "sliding_attention"
 _PATTERN = "sliding_window_pattern"
 
 Value = Callable[[Mapping[str, Any]], Any]
-"""Returns the value of a key for a config whose rotary parameters are already next to the other keys."""
+"""A function that returns the value of a key, given a config with the rotary parameters at its top level."""
 
 
 def config_for_mlx(config: Mapping[str, Any]) -> dict[str, Any]:

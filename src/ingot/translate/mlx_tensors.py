@@ -178,7 +178,7 @@ RULES: Mapping[str, MlxRules] = {
     "minicpm3": MlxRules(differs="logits differ from transformers'"),
     "falcon_h1": MlxRules(packable="mlx_lm multiplies matrices of falcon_h1 by constants when it loads dense ones"),
 }
-"""By model type. Families without tensors that differ have empty rules."""
+"""Rules by model type. They are empty for a family whose tensors do not differ."""
 
 
 def rules_of(config: Mapping[str, Any]) -> MlxRules | None:

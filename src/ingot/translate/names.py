@@ -33,7 +33,7 @@ class Names:
     ----------
     family : Family
     base : str
-        Prefix of transformers' names, except for those of a head.
+        Prefix of transformers' names; only the names of a head lack it.
     has_classifier : bool
         Whether the model has the family's classifier (``Family.classifier``).
 

@@ -172,7 +172,7 @@ STEPS: Mapping[str, Steps] = {
 }
 """The pre-tokenizers of llama.cpp by name, without the names in ``ALIASES``."""
 ROBERTA = "roberta-bpe"
-"""Like ``gpt-2``, with a token before and after each text, and two tokens between a pair of texts."""
+"""Splits like ``gpt-2``, but adds a token before and after each text, and two tokens between a pair of texts."""
 SEPARATED = frozenset((ROBERTA, "jina-v1-en", "jina-v2-code"))
 """Names for which llama.cpp adds a separator after a text by default."""
 _ALIASES_BY_NAME: Mapping[str, tuple[str, ...]] = {
@@ -213,7 +213,8 @@ PUBLISHED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("superbpe", (r"\p{N}+", r"(?=(\d{3})+(?!\d))"), "digits outside of ASCII"),
     ("gpt-2", (_DEMO_WORDS,), "numbers and shortened words"),
 )
-"""Published expressions of models that llama.cpp approximates: its name, the expressions, and which texts differ."""
+"""Names of llama.cpp that only approximate published expressions, these expressions, and the texts that differ.
+"""
 
 
 _FALCON_PUBLISHED: Mapping[str, Any] = {
@@ -244,7 +245,7 @@ def candidates(*, ignore_merges: bool) -> Iterator[tuple[Match, tuple[str, ...]]
 def match_steps(value: Any, *, ignore_merges: bool) -> Match | None:
     """Return llama.cpp's name for a ``pre_tokenizer`` whose steps are in the table; None if they are not.
 
-    ``ignore_merges``: whether a word that is a token is never built by merges.
+    ``ignore_merges`` states whether a word that is a token is never built by merges.
     """
     steps_read = normalized_steps(value)
     if steps_read == normalized_steps(_FALCON_PUBLISHED):

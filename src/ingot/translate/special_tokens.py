@@ -37,7 +37,7 @@ class SpecialTokens:
     Parameters
     ----------
     ids : dict
-        Token ids that are rows of the embedding.
+        Ids of tokens that have a row in the embedding.
     added : dict
         Whether a role's token is added around each text, for roles of ``AROUND`` with a declared setting.
     outside : dict

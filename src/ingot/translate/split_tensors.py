@@ -49,7 +49,7 @@ def packed_latent(checkpoint: Checkpoint) -> list[str]:
 
 
 def _is_decoded(tensor: Tensor) -> bool:
-    """Return whether a tensor is dense, or has 8-bit floats, which GGUF cannot store."""
+    """Return whether a tensor is dense in GGUF: it is dense already, or has 8-bit floats, which GGUF cannot store."""
     if tensor.codec != ScaledCodebookLayout.codec:
         return tensor.codec == DenseLayout.codec
     return (ScaledCodebookLayout.from_tensor(tensor).values or "").startswith("f8_")

@@ -111,7 +111,7 @@ def plan_to_gguf(checkpoint: Checkpoint, config: Mapping[str, Any], family: Fami
 def plan_to_model(checkpoint: Checkpoint, metadata: Mapping[str, Any], family: Family, base: str) -> TensorPlan:
     """Return the plan that converts a GGUF file's tensors to transformers, by llama.cpp's names.
 
-    ``base`` is the parameter of ``Names``.
+    ``base`` is the prefix of transformers' names (see ``Names``).
 
     Raises ``UnsupportedError`` ``architecture.rows``: the number of rows is not a multiple of the heads;
     ``architecture.unknown``. Raises ``MissingExtraError`` if the package gguf is not installed.

@@ -22,7 +22,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "TemplateProcessing": ("single", "pair", "special_tokens"),
     "WordPiece": ("prefix", "cleanup"),
 }
-"""By type of component. The keys of ``ByteLevel`` and ``Strip`` depend on the section."""
+"""The required keys of each type of component. The keys of ``ByteLevel`` and ``Strip`` depend on the section."""
 _MEMBERS = ("normalizers", "pretokenizers", "processors", "decoders")
 _MAX_DEPTH = 8
 

@@ -296,7 +296,7 @@ class _Search:
     def _measure(
         self, unchanged: Planned, groups: Sequence[Group], origins: Mapping[str, Sequence[str]]
     ) -> dict[str, Losses]:
-        """Return the losses of each unit of measurement; its choices keep their order."""
+        """Return the losses of each unit of measurement, in the order of the unit's choices."""
         units = units_of(groups)
         calibrated = any(choice.quantizer for unit in units.values() for choice in unit.choices.values())
         progress = Progress(sum(unit.size for unit in units.values()), self._options.progress)

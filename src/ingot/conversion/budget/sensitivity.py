@@ -50,7 +50,7 @@ _SHARES: Mapping[str, float] = {"head": 0.25, "embedding": 1.0}
 class Loss(NamedTuple):
     """The loss of a matrix for one choice, in several measures; None for measures that need missing statistics.
 
-    ``weights`` and ``outputs`` are relative squared errors; that of the weights is multiplied by their number.
+    ``weights`` and ``outputs`` are relative squared errors. The error of the weights is multiplied by their number.
     ``divergence`` is in nats per token.
     """
 
@@ -115,10 +115,12 @@ def _spread(count: int, max_count: int) -> list[int]:
 
 
 def _combine(sample_losses: Sequence[Loss | None], scale: float, size: int) -> Loss | None:
-    """Return the loss of a unit from those of its samples: means of errors, and the sum of divergences times ``scale``.
+    """Return the loss of a unit, given the losses of its samples.
 
-    Returns None if the codec refuses a sample. ``scale`` is the number of all weights divided by that of the sampled
-    matrices.
+    Errors are averaged. Divergences are added, and multiplied by ``scale``.
+
+    Returns None if the codec refuses a sample. ``scale`` is the number of weights of all matrices, divided by the
+    number of weights of the sampled matrices.
     """
     measured = [loss for loss in sample_losses if loss is not None]
     if len(measured) < len(sample_losses):

@@ -25,7 +25,7 @@ OPSET = "iOS18"
 """The first opset with states."""
 _WINDOW_KEY = "co.huggingface.exporters.sliding_window"
 _BY_HEAD = (2, 1, 0, 3)
-"""From [tokens, key heads, group, channels] to [group, key heads, tokens, channels], and back."""
+"""The permutation from [tokens, key heads, group, channels] to [group, key heads, tokens, channels], and back."""
 _DTYPES = {FP16: np.float16, FP32: np.float32}
 
 
@@ -287,7 +287,7 @@ class _Program:
         return self._transpose(f"{name}_by_head", x)
 
     def _rotated(self, x: str, name: str, layer: int) -> str:
-        """Rotate pairs of channels, one from each half, by the angles of their positions."""
+        """Return x with pairs of channels, one from each half, rotated by the angles of their positions."""
         low, high = self._halves(x, [f"{name}_low", f"{name}_high"])
         cos, sin = self._tables[self._decoder.sliding[layer]]
         low_cos = self._like("mul", f"{name}_low_cos", low, y=cos)

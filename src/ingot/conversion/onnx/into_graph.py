@@ -414,7 +414,10 @@ class OrientationResolver:
         return OUTPUTS if (expected == shape) == (required == OUTPUTS) else INPUTS
 
     def _by_name(self, name: str) -> Orientation | None:
-        """Return the orientation that matrices with similar names have, for a square matrix; None if these differ."""
+        """Return the orientation of the square matrix ``name``; None if it cannot be determined.
+
+        It is the orientation of matrices with similar names, if these have the same orientation.
+        """
         pattern = _NamePattern.from_name(name)
         similar = self._known_orientations.get(pattern, set())
         if len(similar) == 1 and role_of(name) not in ("head", "embedding"):
