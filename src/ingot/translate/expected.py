@@ -15,8 +15,7 @@ from ingot.translate.required_modules import absent_modules
 from ingot.translate.settings import layer_types
 
 Shapes = Mapping[str, str]
-"""The dimensions of tensors by name, separated by spaces. A dimension is a sum of sizes such as ``Q+2K`` (see
-``_sizes``).
+"""By tensor name, the dimensions separated by spaces. A dimension is a sum of sizes like ``Q+2K`` (see ``_sizes``).
 """
 
 _TERM = re.compile(r"([0-9]*)([A-Za-z]+)")

@@ -163,7 +163,7 @@ class Family:
         Keys of ``config.json`` that this family needs and GGUF metadata lack, with the values that llama.cpp assumes.
     assumed : mapping
         For each key of ``config.json``, the values that give the same result as llama.cpp's graph, which ignores the
-        key. Other values cause a note with the first of them. Empty: any value gives the same result.
+        key. A note on any other value names the first of these. Empty: any value gives the same result.
     requires : mapping
         Values that keys of ``config.json`` need to have, as a list or a formula; other values are refused.
     scalar : bool

@@ -187,7 +187,7 @@ def _keys(family: Family) -> dict[str, tuple[str, str]]:
 
 
 def read_keys(family: Family) -> frozenset[str]:
-    """Return the GGUF keys that a conversion to a folder reads, and keys whose values follow from the family."""
+    """Return the GGUF keys that a conversion to a folder reads, and keys that a conversion to GGUF computes again."""
     heads = [*_HEAD, *(f"{name}_mla" for name in _HEAD[:2])]
     windows = [settings.PATTERN] if family.window_pattern else []
     repeated = [

@@ -48,7 +48,7 @@ _READ = frozenset(
     {WINDOW} {LAYERS} {" ".join(_BIASES)}
     """.split()
 )
-"""Keys of ``config.json`` that are converted outside of ``hyper``, so that no note reports them."""
+"""Keys of ``config.json`` that functions outside of ``hyper`` read, so that no note reports them."""
 _IRRELEVANT = frozenset(
     f"""
     _name_or_path _commit_hash _attn_implementation_autoset _attn_implementation_internal _attn_implementation

@@ -45,9 +45,7 @@ _MAX_ENTRIES = 16
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """The location of numbers in another file: the file's name in the model, the offset, and the length if it is
-    stated.
-    """
+    """The location of numbers in another file: the file's name in the model, the offset, and the length if stated."""
 
     location: str
     offset: int
