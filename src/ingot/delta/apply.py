@@ -96,11 +96,11 @@ def apply_delta(
         ``delta.result``: the result is not the one stated in the delta. The previous weights were restored; without
         ``undo`` the caller must load them again.
     UnsupportedError
-        ``delta.layout``: a tensor cannot be changed in place; ``delta.shared``: two names share memory, but not as
-        one tensor.
+        ``delta.layout``: a tensor cannot be changed in place.
     FormatError, CodecError, UsageError
-        The delta is damaged. Changes made before this was detected are undone. Without ``undo``, all parts of the delta
-        are checked before anything is changed.
+        ``delta.shared``: two names share memory, but the delta treats them as different tensors. Other rules: the delta
+        is damaged. Changes made before this was detected are undone. Without ``undo``, all parts of the delta are
+        checked before anything is changed.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def _applied(
 ) -> Applied:
     """Apply an opened delta to ``state``; ``proofs`` are the options ``verify_base`` and ``verify``.
 
-    On failure ``source`` is closed, if given.
+    ``source`` is the delta's source if this call opened it, else None. It is closed if an error occurs.
     """
     verify_base, verify = proofs
     try:
@@ -157,9 +157,9 @@ def _applied(
 
 @contextmanager
 def _checking_file(delta: Checkpoint) -> Iterator[None]:
-    """Check the digest of a delta's file while this context runs; damage is reported instead of other errors.
+    """Compare a delta's file with the digest of the full file in a second thread while this context runs.
 
-    Raises ``IntegrityError`` with the format's rule.
+    Raises ``IntegrityError`` with the format's rule if they differ, even if the context itself raised another error.
     """
     with Workers(1) as pool:
         checked = pool.submit(delta.require_whole)

@@ -62,15 +62,15 @@ CANDIDATES: tuple[Storage, ...] = (
     EXACT,
 )
 SHORTFALL = 8.0
-"""The weight of a squared error that is missing signal, relative to noise. Noise averages out over a product
-(``spec/deltas-quality.md``)."""
+"""The factor by which the missing part of a difference counts more than noise of the same squared norm. Noise averages
+out in products with activations (``spec/deltas-quality.md``)."""
 LOW_RANK_ERROR = 0.1
 """The share of the squared norm that a product of thin matrices may lack. A missing part costs more perplexity than the
 same amount of quantization noise (``spec/deltas-quality.md``)."""
 SAMPLE = 1 << 18
-"""Elements of a sample; its mean squares are within a percent of the full tensor's."""
+"""The number of elements of a sample. Mean squares of a sample are within one percent of those of the full tensor."""
 PER_PAIR = 96 << 20
-"""Limit of bytes for measuring a tensor: several f64 copies of the sample, and a spectrum."""
+"""The largest number of bytes that measuring a tensor needs: several f64 copies of the sample, and a spectrum."""
 _SPECTRUM = 16 << 20  # bytes of one of a spectrum's three matrices
 _CHUNK = 1 << 20
 RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -80,9 +80,9 @@ RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 class Trial:
     """A candidate for storing a tensor's difference, with its estimated bytes and its squared error.
 
-    ``error`` is relative: 1 is the error of storing nothing. ``weighted_error`` counts the missing part of the
-    difference ``SHORTFALL`` times. The component of the stored difference along the true one shows which part is
-    missing; the remaining error is noise.
+    ``error`` is relative: 1 is the error of storing nothing. It is the sum of a missing part and of noise. The missing
+    part is the shortfall of the stored difference in the direction of the true one. In ``weighted_error``, the missing
+    part counts ``SHORTFALL`` times.
     """
 
     storage: Storage
@@ -109,14 +109,16 @@ def choose(
     progress: Progress | None = None,
     measuring: Callable[[Tensor, Tensor], Measured] | None = None,
 ) -> dict[str, Storage]:
-    """Return how to store the difference of each pair of tensors, base and fine-tune of one shape.
+    """Return the storage of the difference of each pair, by tensor name.
 
     Parameters
     ----------
+    pairs : sequence of (base, fine-tune)
+        Tensors of one shape.
     target_size : int, optional
-        Limit of bytes of all these tensors' parts, including ``OVERHEAD`` per tensor.
+        The largest number of bytes of all stored differences together, including ``OVERHEAD`` per tensor.
     max_error : float, optional
-        The largest norm of a tensor's error over that of its difference (0 for exact).
+        The largest permitted norm of a tensor's error, divided by the norm of its difference; 0 for exact storages.
     workers : int
         Threads that measure, each with at most ``PER_PAIR`` bytes; 0 for the caller's thread.
     progress : Progress, optional
@@ -150,9 +152,9 @@ def require_one(target_size: float | str | None, max_error: float | None) -> Non
 def choose_storages(
     measured: Sequence[Measured], target_size: int | None, max_error: float | None
 ) -> dict[str, Storage]:
-    """Return how to store measured tensors, within a size or an error as in ``choose``.
+    """Return the storage of each measured tensor, by name, within a size or an error; see ``choose``.
 
-    Raises ``UsageError`` ``delta.target``: the size is too small.
+    Raises ``UsageError`` ``delta.target`` if the size is too small.
     """
     if max_error is not None:
         return {item.name: _within(item, max_error).storage for item in measured}
@@ -161,14 +163,14 @@ def choose_storages(
 
 
 def measure_pair(pair: TensorPair) -> Measured:
-    """Measure the rows that both tensors of a pair have (``measure``)."""
+    """Return the result of ``measure`` for the leading rows that exist in both tensors of a pair."""
     return measure(*pair.shared())
 
 
 def measure(base: Tensor, tuned: Tensor) -> Measured:
-    """Try every candidate that supports the values.
+    """Return a trial of each candidate that can store the difference of the two tensors.
 
-    Tensors that are no matrices are only tried with ``delta_exact``.
+    The only trial of a tensor that is no matrix is ``delta_exact``.
     """
     exact = Trial(EXACT, float(tuned.nbytes), 0.0, 0.0)
     if not is_matrix(tuned.shape, tuned.dtype):
@@ -194,9 +196,9 @@ def measure(base: Tensor, tuned: Tensor) -> Measured:
 
 
 def estimate(base: Tensor, tuned: Tensor, storage: Storage) -> float:
-    """Estimate the bytes of a stored difference, by a sample if they depend on values.
+    """Return the estimated number of bytes of the difference of two tensors in ``storage``.
 
-    The result is ``inf`` if the codec refuses the values.
+    If the number depends on values, it is estimated from a sample. It is ``inf`` if the codec refuses the values.
     """
     old = sample_of(base, SAMPLE)
     new = sample_of(tuned, SAMPLE)
@@ -254,7 +256,8 @@ def _weighted_error(error: float, along: float) -> float:
 def _size(storage: Storage, encoder: Encoder, parts: Mapping[str, Array], tuned: Tensor, sampled: int) -> float:
     """Return the bytes of the difference of the full tensor ``tuned`` in ``storage``.
 
-    If the size depends on values, it is scaled from ``parts``, which are those of a sample.
+    If the number depends on values, it is extrapolated from ``parts``, the encoded parts of a sample of ``sampled``
+    elements.
     """
     if storage.encoding == "raw":
         full_encoder = CODECS[storage.codec].encoder(tuned.shape, "f32", storage.options)
@@ -276,9 +279,9 @@ def _packed(part: Array) -> int:
 def _low_ranks(base: Tensor, tuned: Tensor, sample: Array, trials: Sequence[Trial]) -> Iterable[Trial]:
     """Yield a low-rank trial for each rank whose error over the full difference is at most ``LOW_RANK_ERROR``.
 
-    Yield nothing if no rank is promising on ``sample``: its error must be less than ``LOW_RANK_ERROR``, and less than
-    that of every trial of at most its size. The sampled error is a lower bound, because a low rank approximates the
-    sampled rows at least as well as the full matrix.
+    Yield nothing if no rank is promising on ``sample``. A rank is promising if its error is less than
+    ``LOW_RANK_ERROR``, and less than the error of every trial that is not larger. The sampled error is a lower bound,
+    because a low rank approximates the sampled rows at least as well as the full matrix.
     """
     rows, cols = tuned.matrix_shape
     max_rank = min(RANKS[-1], min(rows, cols) // 2, _SPECTRUM // (8 * cols) - OVERSAMPLING)

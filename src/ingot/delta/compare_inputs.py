@@ -21,9 +21,9 @@ from ingot.model.tensor import Tensor
 
 
 def same_tensors(pairs: Mapping[str, TensorPair], executor: PairExecutor, progress: Progress) -> dict[str, str]:
-    """Return the digests, by name, of tensors that equal the base's bit for bit.
+    """Return the digests of the fine-tune's tensors that equal the base's bit for bit, by name.
 
-    Equal tensors are read once, others up to the first different chunk.
+    Equal tensors are read once, other tensors up to the first different chunk.
     """
     names = [name for name, pair in pairs.items() if pair.is_same_type]
     digests = {}
@@ -37,7 +37,8 @@ def same_tensors(pairs: Mapping[str, TensorPair], executor: PairExecutor, progre
 def require_same_keys(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], container: str) -> None:
     """Raise ``UnsupportedError`` ``delta.keys`` unless base and fine-tune have the same names and shapes.
 
-    Called for a ``container`` that cannot describe such changes. For sparse patches the dtypes must be equal too.
+    ``container`` is a format that cannot store new, removed or reshaped tensors: ``wdelta``, or ``safetensors`` for
+    sparse patches. Sparse patches also need equal element types.
     """
     for name in (*(name for name in base if name not in tuned), *(name for name in tuned if name not in base)):
         raise _keys(container, "the same tensors in base and fine-tune", "one in only one of them", name)
@@ -59,13 +60,16 @@ def _keys(container: str, expected: str, actual: str, name: str) -> UnsupportedE
 
 
 def changed_elements(pairs: Mapping[str, TensorPair], same: Container[str], executor: PairExecutor) -> dict[str, int]:
-    """Return the number of elements that differ in any bit, by tensor; skips tensors in ``same`` and packed ones."""
+    """Return the number of elements that differ in any bit, by tensor name.
+
+    Tensors in ``same``, and tensors whose values Ingot cannot compute with, are skipped.
+    """
     names = [name for name, pair in pairs.items() if name not in same and not is_opaque(pair.tensors[1])]
     return dict(zip(names, executor.map(count_changed, names), strict=True))
 
 
 def count_changed(pair: TensorPair) -> int:
-    """Return how many elements of two tensors differ in any bit."""
+    """Return the number of elements of two tensors that differ in any bit."""
     first, tuned = pair.tensors
     matrix = matrix_of(first, tuned.codec)
     step = max(1, COMPARED_AT_ONCE // max(matrix[1], 1))
@@ -74,7 +78,7 @@ def count_changed(pair: TensorPair) -> int:
 
 
 def check_inputs(*checkpoints: Checkpoint) -> None:
-    """Raise an error if a checkpoint is a delta, or has tensors without a decoder."""
+    """Raise ``UsageError`` ``delta.of-delta`` for a delta, and ``UnsupportedError`` for a tensor without a decoder."""
     for checkpoint in checkpoints:
         if KEY in checkpoint.metadata:
             raise UsageError(
@@ -91,9 +95,9 @@ def common_digest(pair: TensorPair) -> str | None:
 
 
 def is_cast(pair: TensorPair) -> bool:
-    """Return whether the fine-tune's rows that the base has equal the base's, cast to the fine-tune's type.
+    """Return whether the leading rows that exist in both tensors are equal after a cast to the fine-tune's type.
 
-    Reading stops at the first difference. ``pair`` must be comparable (``engine.fit``).
+    Reading stops at the first difference. ``TensorPair.is_comparable`` must be true for ``pair``.
     """
     base, tuned = pair.tensors
     matrix = matrix_of(tuned, base.codec)

@@ -183,7 +183,7 @@ def _values(route: PatchChain, tuned: Tensor) -> tuple[bool, ErrorStats]:
 
 
 def _pairs(route: PatchChain, tuned: Tensor) -> Iterator[tuple[Array, Array]]:
-    """Yield pairs of values after patching and of the fine-tune, in chunks of full rows, which every codec supports."""
+    """Yield chunks of full rows: the values after patching, and the values of the fine-tune."""
     if route.resized and len(route.shape) < 2:  # one row, whose length differs from the base's
         yield np.concatenate([*route.chunks()]).reshape(1, -1), tuned.numpy().reshape(1, -1)
         return

@@ -79,10 +79,11 @@ if TYPE_CHECKING:
 
 
 STRATEGIES = ("exact", "int8", "int4", "int3", "int2", "int1")
-"""Strategies of a ``.zt`` that error messages propose, beginning with the most exact."""
+"""Strategies of a ``.zt`` that the error for a too large delta may propose, beginning with the most exact."""
 _SPARE = 4096
 _SPARE_PER_TENSOR = 64
-"""Bytes by which a delta may exceed the fine-tune, in total and per tensor: overhead of tiny tensors."""
+"""A delta may be larger than the fine-tune by ``_SPARE`` bytes plus this number of bytes per stored tensor, because
+tiny tensors have overhead."""
 
 
 def require_smaller(
@@ -94,18 +95,20 @@ def require_smaller(
     location: str,
     workers: int,
 ) -> None:
-    """Raise ``UsageError`` ``delta.larger`` if the parts of a delta need more bytes than those of the fine-tune.
+    """Raise ``UsageError`` ``delta.larger`` if the parts of a delta need more bytes than the parts of the fine-tune.
+
+    The message proposes the first of ``STRATEGIES`` that needs fewer bytes.
 
     Parameters
     ----------
     nbytes, tuned_nbytes : int
         Stored bytes of all parts of the delta, and of the fine-tune.
     changed : iterable of TensorPair
-        The tensors that the delta stores; read only to find a smaller strategy.
+        The tensors that the delta stores; read only if the error is raised.
     count : int
         The number of ``changed``.
     strategy : str
-        The delta's strategy, which is not proposed.
+        The delta's strategy, which the message does not propose.
     """
     if nbytes <= tuned_nbytes + _SPARE + _SPARE_PER_TENSOR * count:
         return
@@ -128,7 +131,7 @@ def _advice(changed: list[TensorPair], refused: str, limit: int, workers: int) -
 
 
 def _size(pair: TensorPair, strategy: str) -> float:
-    """Estimate the bytes of a tensor in a ``.zt`` with ``strategy``, by a sample if necessary."""
+    """Return the estimated number of bytes of a tensor in a ``.zt`` with ``strategy``; see ``auto.estimate``."""
     assert pair.tuned is not None
     tuned = pair.tuned
     if not (pair.is_same_type or pair.is_comparable):
@@ -210,7 +213,10 @@ def diff(options: DiffOptions) -> DiffReport:
 
 
 def _require_file(weights: AnyPath | Mapping[str, Any], options: DiffOptions, *, is_distributed: bool) -> None:
-    """Raise an error for a state dict if the run has workers or ``resume``, which need files."""
+    """Raise ``UsageError`` if ``weights`` is a state dict, and the run needs files.
+
+    ``cluster.engine``: workers must open the files. ``delta.resume``: the options set ``resume``.
+    """
     if not isinstance(weights, Mapping):
         return
     if is_distributed:
@@ -420,7 +426,10 @@ class _Diff:
         return choose(pairs, workers=workers, **limits)
 
     def _measure_calibrated(self, base: Tensor, tuned: Tensor) -> Measured:
-        """Measure a pair of tensors, with calibrated storages if both have one shape."""
+        """Return the trials of a pair: of calibrated storages if the shapes of the full tensors are equal, else plain.
+
+        ``base`` and ``tuned`` are the leading rows that exist in both tensors.
+        """
         from ingot.delta.calibrated_auto import measure_calibrated
 
         full_base, full_tuned = self._pairs[tuned.name].tensors
@@ -434,9 +443,9 @@ class _Diff:
         return (pair.is_same_type or pair.is_comparable) and not is_opaque(tensor)
 
     def _exact_casts(self) -> dict[str, Storage]:
-        """Return the storage ``EXACT`` for tensors that differ from the base only by a cast or by rows.
+        """Return the storage ``EXACT`` for each tensor that differs from the base only in element type or row count.
 
-        Such differences are stored exactly, because they need few bytes.
+        Exact differences of these tensors need few bytes.
         """
         if self._destination.format.name != "zt" or self._strategy in ("exact", *EVERY):
             return {}
@@ -444,7 +453,7 @@ class _Diff:
         return {name: EXACT for name, cast in zip(names, self._executor.map(is_cast, names), strict=True) if cast}
 
     def _plan_tensors(self, names: Sequence[str]) -> dict[str, PlannedDiff]:
-        """Plan the tensors of ``names`` that differ from the base."""
+        """Return the changes and steps of the tensors in ``names`` that differ from the base, by name."""
         changed = [name for name in names if name not in self._same]
         requests = [(self._storages.get(name), self._counts.get(name)) for name in changed]
         if self._pool is None:

@@ -26,9 +26,10 @@ class Explained(Protocol):
 
 
 def note_of(base: Tensor | None, tuned: Tensor, op: str, difference_dtype: str | None) -> str:
-    """Return how a difference to a base of another type or shape is stored, or why the full tensor is stored instead.
+    """Return a note on the storage of a tensor whose type or shape differs from the base's; empty for other tensors.
 
-    ``difference_dtype`` is the element type of an exact difference; None for an approximate one.
+    The note says how the difference is stored, or why the full tensor is stored instead. ``op`` is the delta's
+    operation. ``difference_dtype`` is the element type of an exact difference; None for an approximate difference.
     """
     if op == "same":
         return ""
@@ -66,7 +67,7 @@ def _resized(base: int, tuned: int) -> str:
 
 
 def note_lines(tensors: Iterable[Explained]) -> list[str]:
-    """Return a line per note: its tensors, and their bytes if they are stored in full."""
+    """Return a line for each distinct note: the tensors that have it, and their bytes if they are stored in full."""
     groups: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
     for tensor in tensors:

@@ -57,7 +57,7 @@ _ENTRY = 256  # bytes of a tensor's entry in the file's header, without its name
 
 @dataclass(frozen=True, slots=True)
 class ExtractedTensor:
-    """A matrix of the adapter: its rank, and the part of its change that is missing, as a share of the norm."""
+    """A matrix of the adapter: its rank, and the norm of the missing part of its change relative to the change."""
 
     name: str
     rank: Count
@@ -85,7 +85,8 @@ class AdapterExtractReport(Reportable):
     highest : str
         The matrix with the largest missing share.
     weighted : int
-        The number of matrices whose errors are weighted by statistics; the error is then that of their outputs.
+        The number of matrices whose errors are weighted by statistics. A weighted error is the error of the matrix's
+        outputs.
     tensors : sequence of ExtractedTensor
     omitted : sequence of OmittedTensor
         Tensors of the fine-tune that differ from the base but are not in the adapter.
@@ -166,8 +167,9 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
     The factors of each linear layer and embedding are the leading singular vectors of its change. For matrices with a
     side of at most 192 they are exact: no adapter of that rank has a smaller error. For larger ones they come from
     randomized subspace iteration, whose error was at most about 1 % above the minimum. With statistics, the norm is
-    that of the layer's outputs. Ranks are equal (``rank``), the smallest within an error per matrix (``max_error``), or
-    those of least total error for a size (``size``).
+    that of the layer's outputs. With ``rank``, all matrices have this rank. With ``max_error``, each matrix has the
+    smallest rank whose error is within the limit. With ``size``, the ranks minimize the total error in a file of this
+    size.
 
     Returns
     -------
@@ -250,7 +252,10 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
 
 
 def _limits(options: AdapterExtractOptions) -> tuple[float | None, int | None]:
-    """Return the largest error and size; raise ``UsageError`` ``adapter.option`` for several limits or a bad one."""
+    """Return the options ``max_error`` and ``size`` as numbers; an option that is not set is None.
+
+    Raises ``UsageError`` ``adapter.option`` for more than one limit, or for an invalid one.
+    """
     if sum(item is not None for item in (options.rank, options.max_error, options.size)) > 1:
         raise UsageError("expected one of --rank, --max-error and --size, found several", rule=RULE)
     error = options.max_error
@@ -365,7 +370,7 @@ class _Pair:
         return ranks_for_size(values, costs, size)
 
     def _change(self, name: str) -> Change | None:
-        """Return the change of a matrix; None if it did not change."""
+        """Return the difference between fine-tune and base of a matrix, or None if their values are equal."""
         check_cancelled()
         values = self._difference(name)
         if not values.any():

@@ -39,7 +39,8 @@ State = MutableMapping[str, Any]
 class Changed:
     """The changes that an application made to a state dict.
 
-    ``undo`` are the logs by name, or None. ``replaced`` are previous objects of the mapping.
+    ``undo`` are the undo logs by tensor name; None if none were recorded. ``replaced`` are the previous objects of
+    names whose object was replaced, added or removed.
     """
 
     undo: dict[str, TensorUndo] | None
@@ -74,9 +75,9 @@ class Application:
         self._digests: dict[str, str] = {}
 
     def _before(self) -> dict[str, PatchChain]:
-        """Return the tensors of the state dict as chains without patches.
+        """Return the tensors of the state dict as chains without patches, by name.
 
-        A name that shares the memory of another name is included only if the delta has a tensor for it.
+        A name that the delta does not mention is left out if it shares its memory with a name that the delta mentions.
         """
         named = {**self._link.info.tensors, **dict.fromkeys(self._link.info.removed)}
         addresses = {address(array) for name, array in self._arrays.items() if name in named}
@@ -120,9 +121,11 @@ class Application:
         return route is not None and not route.layers and not route.first_stage
 
     def prove_result(self, verify: bool, *, required: bool) -> None:
-        """Decide, before ``run``, whether to compare the result with the identity stated in the delta, if possible.
+        """Set whether ``run`` compares the result with the identity stated in the delta.
 
-        Raises ``UsageError`` ``delta.no-result``: the comparison is ``required``, but impossible.
+        It does if ``verify`` is true and the comparison is possible: the delta states a result, and no changed tensor
+        keeps another element type. Raises ``UsageError`` ``delta.no-result`` if ``required`` is true, but ``run`` will
+        not compare.
         """
         promised = self._link.info.result.content
         routes = self.routes.items()
@@ -135,7 +138,10 @@ class Application:
             raise UsageError(f"nothing to verify against: {reason}", rule="delta.no-result", where=self._link.location)
 
     def _require_result(self, *, undo: bool) -> None:
-        """Compare the result with the identity stated in the delta; tensors that were not hashed yet are hashed now."""
+        """Raise ``IntegrityError`` ``delta.result`` if the result differs from the identity stated in the delta.
+
+        Tensors that were not hashed yet are hashed first. Does nothing unless ``prove_result`` requested the check.
+        """
         if self._promised is None:
             return
         unhashed = {name: self._arrays[name] for name in self.routes if name not in self._digests}

@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:
-    """The tensors of one name in base and fine-tune; None if one is missing."""
+    """The tensors of one name in base and fine-tune; a missing tensor is None."""
 
     base: Tensor | None
     tuned: Tensor | None
@@ -59,7 +59,10 @@ class TensorPair:
         return why_incomparable(base, tuned) is None
 
     def shared(self) -> tuple[Tensor, Tensor]:
-        """Return the rows that comparable tensors share; the full tensors if their shapes are equal."""
+        """Return the leading rows that exist in both tensors, as lazily read tensors: the base's and the fine-tune's.
+
+        Both tensors must exist, and ``is_same_type`` or ``is_comparable`` must be true.
+        """
         base, tuned = self.tensors
         if base.shape == tuned.shape:
             return base, tuned
@@ -68,7 +71,7 @@ class TensorPair:
 
     @property
     def added_nbytes(self) -> int:
-        """Stored bytes of the rows that only the fine-tune's tensor has; the tensors must be comparable."""
+        """The number of stored bytes of rows that exist only in the fine-tune's tensor. Both tensors must exist."""
         base, tuned = self.tensors
         return tuned.nbytes * max(tuned.size - base.size, 0) // max(tuned.size, 1)
 

@@ -4,12 +4,13 @@ See spec/wdelta.md, "Parent hash". The hash covers the delta's tensors (``load_d
 all tensors of the base if there are more (``load_delta``). The orders:
 
 ``sorted``
-    By name: version 2, and version 1 written from memory or as a link of a chain.
+    By name. Version 2 uses it, and version 1 for weights in memory and for the links of a chain.
 ``records``
-    The order of the delta's arrays in the file, of writers that hash while they write. If the shards of the fine-tune
-    differ from the base's, this is the only order available.
+    The order of the arrays in the delta's file. Writers that hash while they write use it. If the shards of the
+    fine-tune differ from the base's, this is the only order available.
 ``shards``
-    By the base's files, sorted by the first name in each: version 1 written from folders.
+    Names sorted within each file of the base, and the files sorted by the first name in each. Version 1 uses it for
+    folders.
 
 Bytes are hashed as stored (bf16 as 16 bits). ``sorted-f32`` and ``records-f32`` hash values as f32, as the in-memory
 functions of version 1 do for a bf16 model. ``whole-sorted``, ``whole-shards`` and ``whole-sorted-f32`` cover all
@@ -46,10 +47,10 @@ Orders = dict[str, tuple[str, ...]]
 
 
 def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
-    """Return the orders, by name, in which a writer may have computed the parent hash.
+    """Return the sequences of tensor names that a writer may have hashed, by the names of the orders.
 
     ``names`` are the delta's tensors in the order of the file. Equal orders are listed once. Raises ``IntegrityError``
-    ``delta.base`` if the base lacks a tensor.
+    ``delta.base`` if the base lacks one of ``names``.
     """
     missing = next((name for name in names if name not in base), None)
     if missing is not None:
@@ -61,7 +62,7 @@ def parent_orders(base: Mapping[str, Tensor], names: Sequence[str]) -> Orders:
 
 
 def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) -> Orders:
-    """Return the distinct orders of ``names``, those over f32 last; keys begin with ``prefix``."""
+    """Return the distinct orders of ``names``; keys begin with ``prefix``. Orders that hash values as f32 are last."""
     by_file: dict[str, list[str]] = {}
     tensors = tensor_map_of(base)
     wide = False
@@ -85,9 +86,9 @@ def _orders_of(base: Mapping[str, Tensor], names: Sequence[str], prefix: str) ->
 
 
 def matching_order(base: Mapping[str, Tensor], names: Sequence[str], expected: str) -> str | None:
-    """Return the order in which ``base`` hashes to ``expected``; None for another base.
+    """Return the name of the order in which ``base`` hashes to ``expected``, or None if no order matches.
 
-    The likeliest order, which is nearly always right, is tried first. The others are tried in parallel until one
+    The first order, which is nearly always right, is tried alone. The others are then tried in parallel until one
     matches.
     """
     orders = parent_orders(base, names)
@@ -102,7 +103,9 @@ def matching_order(base: Mapping[str, Tensor], names: Sequence[str], expected: s
 
 
 def parent_hash(base: Mapping[str, Tensor], order: Sequence[str], *, wide: bool = False) -> str:
-    """Return the SHA-256 in hex over name and bytes of the tensors in ``order``; ``wide`` hashes values as f32.
+    """Return the SHA-256 in hex over name and bytes of each tensor in ``order``.
+
+    If ``wide`` is true, values are hashed as f32.
 
     One thread reads while another hashes; memory holds a few chunks.
     """

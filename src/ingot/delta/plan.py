@@ -48,12 +48,15 @@ ENTROPY = ("bf16", "f16", "f32")
 _CHUNK = 1 << 20
 _FULL_TENSOR_FACTOR = 1.02
 _FULL_TENSOR_BYTES = 64
-"""A full tensor replaces an exact difference only if it is smaller by this factor and these bytes. A difference
-is preferred because it records its base, and equal parts need no bytes."""
+"""A full tensor is stored instead of an exact difference only if the difference is larger than ``_FULL_TENSOR_FACTOR``
+times its size plus this number of bytes. A difference is preferred, because it records its base."""
 
 
 def exact_dtype(pair: TensorPair) -> str | None:
-    """Return the element type of the smallest exact difference; None if the full tensor is smaller."""
+    """Return the element type in which the exact difference needs the fewest bytes, or None to store the full tensor.
+
+    The candidates are the types of fine-tune and base. Sizes are measured on a sample.
+    """
     base, tuned = pair.shared()
     full_tuned = pair.tensors[1]
     if tuned.size <= SMALL:
@@ -78,7 +81,10 @@ def _entropy_bytes(values: Array, dtype: str) -> int:
 
 
 def _narrows(tensor: Tensor, dtype: str) -> bool:
-    """Return whether a cast of a tensor to ``dtype`` and back preserves every bit; stops at the first lossy chunk."""
+    """Return whether a cast of a tensor to ``dtype`` and back preserves every bit.
+
+    Reading stops at the first chunk that a cast changes.
+    """
     matrix = matrix_of(tensor)
     rows = chunks(tensor, matrix, max(1, _CHUNK // max(matrix[1], 1)))
     return all(cast_exactly(values, dtype) is not None for values in rows)
@@ -88,8 +94,8 @@ def _narrows(tensor: Tensor, dtype: str) -> bool:
 class PlannedDiff:
     """The change of a tensor of the fine-tune, and the step that stores the change.
 
-    ``digest`` is that of the values, if they are only copied. ``rounded`` is the storage, if a quantizer rounds the
-    difference.
+    ``digest`` is the digest of the values if the step only copies them, else None. ``rounded`` is the storage if a
+    calibrated quantizer rounds the difference, else None.
     """
 
     change: Change
@@ -123,9 +129,10 @@ class DiffPlanner:
         return self.strategy == AUTO and self.container == "zt"
 
     def matrix_storage(self) -> Storage:
-        """Return the strategy's storage of matrices, with ``options`` applied.
+        """Return the storage that the strategy uses for matrices.
 
-        Raises ``UsageError`` ``delta.strategy``: an unknown strategy.
+        For strategy ``auto``, this is ``EXACT``, the storage of matrices without measurements. Raises ``UsageError``
+        ``delta.strategy`` for an unknown strategy.
         """
         return EXACT if self.auto else choices(self.strategy, "", (SMALL, SMALL), "f32", self.container)
 
@@ -233,9 +240,9 @@ class DiffPlanner:
         return self._checked(change, step, rounded=rounded)
 
     def _applied(self, base: Tensor, tensor: Tensor) -> Change:
-        """Return the ``Change`` for a tensor stored as a difference.
+        """Return the ``Change`` for a tensor that is stored as a difference.
 
-        A ``.wdelta`` cannot record the type or shape of the base.
+        It records the base's type and shape if they differ from the fine-tune's. A ``.wdelta`` cannot record them.
         """
         retyped = base.dtype != tensor.dtype
         resized = base.shape != tensor.shape
@@ -263,14 +270,17 @@ def _replaced(tensor: Tensor) -> Change:
 
 
 def _over_rows(storage: Storage, base: tuple[int, ...], tuned: tuple[int, ...]) -> Storage:
-    """Return the storage of an inexact difference if the rows of base and fine-tune differ."""
+    """Return the storage of an approximate difference if base and fine-tune have different numbers of rows.
+
+    ``storage`` is the storage for equal shapes; ``base`` and ``tuned`` are the shapes.
+    """
     if len(tuned) < 2:
         return EXACT
     return over_added_rows(storage, base[0]) if base[0] < tuned[0] else storage
 
 
 def _differences(base: Tensor, tensor: Tensor) -> Iterator[tuple[int, Array]]:
-    """Yield differences of the rows that both tensors have, each with the index of the first row."""
+    """Yield differences in chunks of the rows that exist in both tensors, each with the index of its first row."""
     shrinks = tensor.size < base.size
     for start, (smaller, larger) in leading_rows(tensor, base) if shrinks else leading_rows(base, tensor):
         yield start, difference(larger, smaller) if shrinks else difference(smaller, larger)
@@ -292,7 +302,10 @@ class PlannedDiffData:
 
 @preload
 class DiffPlannerData(Struct, frozen=True, forbid_unknown_fields=True):
-    """A planner without statistics for workers, called like ``DiffPlanner.plan``; it returns steps as data."""
+    """A ``DiffPlanner`` without statistics as data, so that workers can plan.
+
+    A call has the parameters of ``DiffPlanner.plan``, and returns the planned step as data.
+    """
 
     container: str
     strategy: str

@@ -56,8 +56,9 @@ def delta_plan_json(
     destination: Destination,
     hashed: Callable[[Step], Sequence[int]],
 ) -> bytes:
-    """Return a plan as JSON: all that determines the output bytes of its steps, and the locations of the sources.
+    """Return a plan as JSON.
 
+    The JSON contains the locations of the sources, and everything else that determines the output bytes of the steps.
     ``hashed`` returns the points of a step at which values are hashed.
     """
     options = plan.options

@@ -1,7 +1,7 @@
 """Check that a base, each parent in a chain, and the result have the identities stated in the deltas.
 
-Most tensors are hashed while the patch reads and computes them. Others are hashed separately: tensors that a later
-delta removes or replaces, and those of a parent hash in another order.
+Most tensors are hashed while the patch reads and computes them. Tensors that a later delta removes or replaces are
+hashed separately. A parent hash whose order differs from the order of the steps is computed in an extra pass.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Proof(Observer):
     stages : sequence of mappings
         The result of ``chain.stages``.
     base : bool
-        Whether to check the parent of every link. Identities stated by neighbouring links are compared immediately.
+        Whether to check the parent of every link. The constructor compares the identities that neighbouring links
+        state.
     result : bool or None
-        Whether to check the result. None: if the last link states it and the base is checked, because the result
-        depends on the base.
+        Whether to check the result. None checks it if the last link states it and ``base`` is true.
     workers : int
         Number of threads that hash tensors separately.
 
@@ -82,11 +82,11 @@ class Proof(Observer):
 
     @property
     def order(self) -> Sequence[str] | None:
-        """The order of tensors that a parent hash needs; None if no parent hash is checked."""
+        """The order in which tensors must be read to compute the base's parent hash; None if it is not checked."""
         return self._order(min(self._parents)) if self._parents else None
 
     def _order(self, stage: int) -> Sequence[str]:
-        """Return the order of names in which the parent hash of a stage is most likely computed."""
+        """Return the names in the order in which the writer of a stage's parent hash most likely hashed them."""
         if stage in self._orders:
             return self._orders[stage]
         names = list(self._links[stage].checkpoint)
@@ -173,12 +173,15 @@ class Proof(Observer):
             )
 
     def _is_value_of(self, stage: int, step: Patch) -> bool:
-        """Return whether ``step`` computes its tensor's values at ``stage``, and the stage includes the tensor."""
+        """Return whether ``step`` computes values that the identity of ``stage`` covers."""
         covered = stage in self._contents or step.spec.name in self._links[stage].info.tensors
         return covered and step.route.first_stage <= stage  # no later delta replaces the tensor
 
     def _needs_no_pass(self, stage: int, steps: Sequence[Step]) -> bool:
-        """Return whether the steps read all tensors of a parent hash in its order, so that no extra pass is needed."""
+        """Return whether the steps read all tensors of the stage's parent hash in its order.
+
+        If they do, the hash needs no extra pass. Only the base (stage 0) can be hashed in this way.
+        """
         if stage:
             return False
         changes = self._links[stage].info.tensors
@@ -198,7 +201,7 @@ class Proof(Observer):
     def _parent(self, stage: int, order: Sequence[str] | None = None) -> str:
         """Return the parent hash of a stage, computed in an extra pass over its tensors.
 
-        ``order`` is by default the likeliest one.
+        ``order`` are the names in the order in which they are hashed; by default the likeliest order.
         """
         running = Sha256()
         for name in self._order(stage) if order is None else order:
@@ -208,9 +211,9 @@ class Proof(Observer):
         return hex_of(running)
 
     def _matches_other_order(self, stage: int, expected: str) -> bool:
-        """Return whether the base has this parent hash in another order of deltatensors.
+        """Return whether the parent hash of ``stage`` is ``expected`` in another order that deltatensors uses.
 
-        For a link's parent, deltatensors hashes only the previous link's tensors.
+        For the parent of a later link, deltatensors hashes only the tensors of the link before it.
         """
         if stage:
             before = sorted(self._links[stage - 1].checkpoint)

@@ -140,7 +140,7 @@ class DiffReport(Reportable):
 
     @property
     def short(self) -> list[TensorDiff]:
-        """The tensors for which patching restores less than half of the difference, the worst first."""
+        """The tensors for which patching restores less than half of the difference; the smallest share is first."""
         lossy = [tensor for tensor in self.tensors if tensor.unrestored is not None and tensor.unrestored > HALF]
         return sorted(lossy, key=lambda tensor: -(tensor.unrestored or 0))
 

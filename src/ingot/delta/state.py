@@ -64,11 +64,13 @@ def _layout(name: str, actual: str) -> UnsupportedError:
 
 
 def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], same: Iterable[str]) -> set[str]:
-    """Return the names that share memory and difference with another name, so that the difference is added only once.
+    """Return the names whose memory is already changed under an earlier name.
 
-    ``same`` are tensors that the delta does not change; they must not share memory with changed tensors.
+    The caller skips them, so that the difference of tied tensors is added only once. ``same`` are tensors that the
+    delta does not change.
 
-    Raises ``FormatError`` ``delta.shared``.
+    Raises ``FormatError`` ``delta.shared`` if tensors in the same memory have different differences, if tensors only
+    overlap, or if a changed tensor shares memory with a tensor in ``same``.
     """
     first: dict[tuple[int, int], str] = {}
     tied = set()

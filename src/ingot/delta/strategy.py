@@ -21,9 +21,10 @@ SMALL = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a tensor's difference is stored: codec id (``codecs.delta.base.delta_codec``), options, encoding of parts.
+    """The storage of a tensor's difference: the codec's id, its options, and the encoding of the parts.
 
-    ``quantizer`` names the quantizer that uses the matrix's statistics (``quantization.encode.encoder_under``).
+    ``codec`` is an id of ``codecs.delta.base.delta_codec``. ``quantizer`` names the quantizer that rounds with the
+    matrix's statistics (``quantization.encode.encoder_under``), or is None if no statistics are used.
     """
 
     codec: str
@@ -49,7 +50,7 @@ STRATEGIES: Mapping[str, Storage] = {
     "low-rank": Storage(LOW_RANK, {"rank": 32}),
     "sparse-patch": Storage(PatchLayout.codec),
 }
-"""Strategies of a ``.zt``: how matrices are stored. ``auto`` is missing, because it measures."""
+"""The storage of matrices for each strategy of a ``.zt``. ``auto`` is not listed, because it measures each matrix."""
 
 GROUPS = (64, 96, 32)
 """Group sizes of a trellis; the first that divides the columns is used."""
@@ -61,7 +62,7 @@ def rounded(codec: str, bits: int, group: int | str, encoding: str = "raw", **ex
 
 
 def trellis_storages(bits: int) -> tuple[Storage, ...]:
-    """Return the storages of ``bits`` bits to try: a trellis per group size, then integers for all other matrices."""
+    """Return the storages of ``bits`` bits in order of preference: a trellis of each group size, then integers."""
     last = rounded(AffineLayout.codec, bits, 64, symmetric=bits > 2)
     return (*(rounded(TrellisLayout.codec, bits, group) for group in GROUPS), last)
 
@@ -72,16 +73,16 @@ CALIBRATED: Mapping[str, Sequence[Storage]] = {
     "int1": (SIGNS,),
     "low-rank": (Storage(LOW_RANK, {"rank": 32}, quantizer=TWO_SIDED),),
 }
-"""Storages of matrices with statistics, by strategy; the first that suits the columns is used."""
+"""The storages of matrices with statistics, by strategy. ``first_fitting`` selects the storage of a matrix."""
 
 
 def first_fitting(storages: Sequence[Storage], cols: int) -> Storage:
-    """Return the first storage whose groups divide ``cols`` columns."""
+    """Return the first storage that supports ``cols`` columns: groups of a trellis must divide them."""
     return next(item for item in storages if item.codec != TrellisLayout.codec or cols % item.options["group"] == 0)
 
 
 EVERY = ("sparse-patch",)
-"""Strategies that apply to every tensor and are exact, for programs that read no others."""
+"""Exact strategies that use one codec for every tensor, for programs that read no other codec."""
 
 AUTO = "auto"
 WDELTA: Mapping[str, Storage] = {
@@ -89,7 +90,7 @@ WDELTA: Mapping[str, Storage] = {
     "quantized": Storage(SignDeltaLayout.codec),
     "int4": Storage(Int4DeltaLayout.codec),
 }
-"""Strategies of a ``.wdelta`` file, for every tensor."""
+"""The storage of every tensor for each strategy of a ``.wdelta``."""
 
 BY_CONTAINER: Mapping[str, Mapping[str, Storage]] = {
     "zt": STRATEGIES,
@@ -99,8 +100,8 @@ BY_CONTAINER: Mapping[str, Mapping[str, Storage]] = {
 """The strategies of each container of deltas."""
 
 DEFAULTS: Mapping[str, str] = {"zt": "exact", "wdelta": "int4", "safetensors": "sparse-patch"}
-"""The default strategy of each container: exact if possible, otherwise the lossy one with the smallest error
-(``spec/deltas-quality.md``)."""
+"""The default strategy of each container. It is exact, except for ``.wdelta``: there it is the lossy strategy with the
+smallest error (``spec/deltas-quality.md``)."""
 UNSCALED: Mapping[str, Storage] = {"wdelta": Storage(SparseDeltaLayout.codec, {"sparsity": 0.0})}
 """The exact storage for tensors whose values are too small for the scales of the default strategy, by container."""
 

@@ -2,7 +2,7 @@
 
 Subtracting an additive delta restores the base only approximately, because values were rounded; an exact delta can only
 be reverted from a log. For every chunk, a log contains the difference between the base and an estimate of it that needs
-no log: the result, or the result minus the delta. This difference is mostly zero.
+no log. The estimate is the result, or the result minus the delta. This difference is mostly zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPARSE_FACTOR = 8
 
 
 class Log(Protocol):
-    """A record of the change from an array (start) to a similar array (end)."""
+    """A record of the change from a start array to a similar end array."""
 
     @property
     def nbytes(self) -> int: ...
@@ -89,7 +89,7 @@ def difference_between(start: Array, end: Array) -> Log:
 
 
 def few_changes(old: Array, new: Array, limit: int) -> tuple[Array, Array] | None:
-    """Return the positions at which ``new`` differs from ``old``, and the differences; None for more than ``limit``.
+    """Return the positions at which ``new`` differs from ``old``, and the differences, if there are at most ``limit``.
 
     Parameters
     ----------
@@ -101,7 +101,8 @@ def few_changes(old: Array, new: Array, limit: int) -> tuple[Array, Array] | Non
     Returns
     -------
     tuple of int64 and of the arrays' type, or None
-        Gaps between positions, the first one counted from -1; differences ``new - old``, modulo the type's range.
+        The distance of each position from the position before it (from -1 for the first), and the differences
+        ``new - old``, modulo the type's range. None if there are more than ``limit`` differences.
     """
     gaps = np.empty(limit, np.int64)
     steps = np.empty(limit, old.dtype)
@@ -154,7 +155,7 @@ class TensorUndo:
         return sum(log.nbytes for log in self.logs)
 
     def change(self, rows: Array, reader: RowReader) -> None:
-        """Add the next differences to ``rows`` in place, and log the part that subtracting would not restore."""
+        """Add the next differences of ``reader`` to ``rows`` in place, and log what subtracting them cannot restore."""
         result = scratch(rows.shape, rows.dtype)
         back = scratch(rows.shape, rows.dtype)
         if isinstance(reader, BatchAddingReader) and fusible(rows, result):

@@ -1,1 +1,1 @@
-"""Carrying out a plan: read, work on several threads, write, in order and within a budget."""
+"""Execution of a plan: read tensors, process them in several threads and write them in order, in limited memory."""

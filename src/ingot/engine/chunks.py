@@ -31,16 +31,17 @@ def matrix_of(tensor: Tensor, *codecs: str) -> tuple[int, int]:
 
 
 LIGHT = 1 << 14
-"""Bytes up to which it is faster to read a tensor in the calling thread than in another."""
+"""The largest number of bytes of a tensor that is read faster in the calling thread than in another thread."""
 _FIRST_ELEMENTS = 1 << 14  # elements of the first rows, which are sufficient for nearly all weights
 _MAX_ELEMENTS = 1 << 18
 _LARGE = 1 << 23  # elements of a chunk above which the free memory is checked before the allocation
 
 
 def leading_rows(tensor: Tensor, *more_tensors: Tensor) -> Iterator[tuple[int, list[Array]]]:
-    """Yield the row index and decoded rows of tensors of one shape, few rows at first, then more; checks no digests.
+    """Yield chunks of decoded rows of tensors of one shape: the index of the first row, and an array per tensor.
 
-    For callers that need only the first rows. Raises the errors of decoding.
+    The first chunk is small and later chunks are larger, for callers that may need only the first rows. Digests are not
+    checked. Raises the errors of decoding.
     """
     rows, cols = tensor.matrix_shape
     if not tensor.size:  # the number of empty rows is not limited
@@ -59,15 +60,15 @@ def leading_rows(tensor: Tensor, *more_tensors: Tensor) -> Iterator[tuple[int, l
 
 
 def largest_magnitude(tensor: Tensor) -> float:
-    """Return the largest magnitude of a tensor's values; 0 if values are not finite, which encoders refuse."""
+    """Return the largest magnitude of a tensor's values, or 0 if a value is not finite (encoders refuse it)."""
     amax = max((float(np.abs(cast(rows, "f32")).max(initial=0)) for _, (rows,) in leading_rows(tensor)), default=0.0)
     return amax if isfinite(amax) else 0.0
 
 
 def weight(tensor: Tensor) -> int:
-    """Return an estimate of the work of reading a tensor, in bytes: the weight of an item of ``ordered_together``.
+    """Return the weight of a tensor for ``ordered_together``: an estimate, in bytes, of the work of reading it.
 
-    It is at least ``HEAVY`` for tensors on another machine.
+    For tensors on another machine, it is at least ``HEAVY``.
     """
     for part in tensor.parts.values():
         if is_remote(part.source):
@@ -76,13 +77,14 @@ def weight(tensor: Tensor) -> int:
 
 
 def chunks(tensor: Tensor, matrix: tuple[int, int], chunk_rows: int, *, checked: bool = False) -> Iterator[Array]:
-    """Yield the decoded values in arrays of at most ``chunk_rows`` x columns, then check digests.
+    """Yield the decoded values in arrays of at most ``chunk_rows`` rows, and check the digests at the end.
 
-    The arrays are new, or reuse memory of the running pipeline that no other object refers to.
+    ``matrix`` are the rows and columns as which the tensor is read. The arrays are new, or reuse memory of the running
+    pipeline that no other object refers to. If ``checked`` is true, the caller has already checked the decoded size
+    (``model.reading.limits``).
 
-    ``checked`` states that the caller has already checked the decoded size (``model.reading.limits``).
-
-    Raises ``UnsupportedError`` without a decoder, ``ResourceError`` ``decoded.limit``, and the errors of decoding.
+    Raises ``UnsupportedError`` ``codec.unknown`` for a tensor without a decoder, ``ResourceError`` ``decoded.limit``
+    for a decoded size out of proportion, and the errors of decoding.
     """
     if tensor.decoder is None or tensor.dtype not in DTYPES:
         raise UnsupportedError(

@@ -69,7 +69,7 @@ def spec_data(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _part_data(part: PartSpec) -> dict[str, Any]:
-    """Return a part's fields as JSON values: the result of ``dataclasses.asdict``, ten times as fast."""
+    """Return a part's fields as JSON values. Equals ``dataclasses.asdict(part)``, but is ten times as fast."""
     return {
         "role": part.role,
         "dtype": part.dtype,

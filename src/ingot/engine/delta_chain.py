@@ -22,7 +22,7 @@ from ingot.model.reading.limits import require_in_proportion
 from ingot.model.tensor import Tensor
 
 Routes = TensorMap[PatchChain]
-"""The tensors of a stage; each route is built on access and not cached."""
+"""The chains of the tensors of a stage, by name. Each chain is built on access and not cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ def link_of(checkpoint: Checkpoint) -> Link:
 
 
 def base_routes(base: Mapping[str, Tensor]) -> Routes:
-    """Return the chains of stage 0, which contain only the base's tensors.
+    """Return the chains of stage 0: each contains a tensor of the base, and no delta.
 
-    Raises ``UnsupportedError`` ``codec.unknown``: a tensor without a decoder.
+    Raises ``UnsupportedError`` ``codec.unknown`` for a tensor without a decoder.
     """
     require_decoders(base)
     tensors = tensor_map_of(base)
@@ -74,7 +74,9 @@ def require_decoders(tensors: Mapping[str, Tensor]) -> None:
 
 
 def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
-    """Return for every stage the chain of each tensor, beginning with the base; names are in each delta's order.
+    """Return the chains of all stages: of the base, and after each delta.
+
+    The names of a stage have the order of the delta's description.
 
     Raises
     ------
@@ -173,9 +175,10 @@ def _require_codec(tensor: Tensor) -> None:
 
 
 def _require_rows(before: PatchChain, tensor: Tensor, base_shape: tuple[int, ...]) -> None:
-    """Raise an error if a delta changes more of a shape than the number of rows, or if its result is too large.
+    """Raise an error unless a delta that changes the shape of a tensor changes only its number of rows.
 
-    The limit follows from the stored bytes.
+    Also raises an error if the tensor needs row chunks that its codecs do not support, or if the size of the result is
+    out of proportion to the stored bytes.
     """
     if before.shape != base_shape:
         raise _base_error(f"shape {list(base_shape)[:8]}", str(list(before.shape)))

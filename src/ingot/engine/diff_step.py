@@ -48,7 +48,7 @@ class Diff(Step):
 
     @property
     def cast(self) -> str | None:
-        """The element type to which both tensors are cast first; None without a cast."""
+        """The element type to which both tensors are cast before their difference is encoded; None for no cast."""
         return self.spec.dtype if self.codec.exact else None
 
     @property
@@ -68,11 +68,10 @@ class Diff(Step):
         return cost.by_rows(matrix, per_element * matrix[1], cost.fixed_cost(self.base, tensor), budget, step)
 
     def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """Return the number of rows, and the unit of which workers' ranges are multiples; None if workers cannot share
-        the step.
+        """Return the number of rows and the unit of workers' ranges, or None if workers cannot share the step.
 
-        The conditions are those of ``Encode.row_ranges``. Workers also do not share a tensor if the digest of the
-        patched values is required and the delta is lossy.
+        The conditions of ``Encode.row_ranges`` apply to both tensors. Workers also cannot share a tensor if base and
+        fine-tune differ in rows, or if the delta is lossy and the digest of the patched values is required.
         """
         encoder = self.encoder
         pair = (self.base, self.tensor)

@@ -36,7 +36,7 @@ _REPORT = "nothing was published; this is a defect of Ingot, please report it"
 def require_readable(plan: Plan, store: Store, name: str, files: Sequence[str], location: str) -> None:
     """Raise ``IntegrityError`` ``written.unreadable`` unless the finished files contain exactly the planned tensors.
 
-    Raises ``UnsupportedError`` ``written.empty`` if there is no file.
+    Raises ``UnsupportedError`` ``written.empty`` if no weight file was written.
 
     Parameters
     ----------
@@ -87,11 +87,11 @@ def _compare(plan: Plan, catalog: Catalog, location: str) -> None:
 
 
 def _difference(tensor: Tensor, spec: TensorSpec) -> str:
-    """Return how a written tensor differs from ``spec``, its planned form, as text; empty if it does not.
+    """Return a text that says how a written tensor differs from its plan ``spec``, or an empty text.
 
-    The dtype is compared for dense tensors only, because formats of packed layers state it for the folder or by the
-    dtype of scales. Part sizes are compared if the tensor has the planned layout: a format may store equal numbers in
-    another layout, such as a scale per row as equal scales of blocks.
+    The dtype is compared only for dense tensors: formats of packed layers state it once for the folder, or as the dtype
+    of the scales. Part sizes are compared only if the tensor has the planned layout. A format may store equal numbers
+    in another layout, for example a scale per row as equal scales of blocks.
     """
     if (tensor.shape, tensor.codec) != (spec.shape, spec.codec):
         return f"shape and codec {(tensor.shape, tensor.codec)}, planned {(spec.shape, spec.codec)}"
@@ -124,7 +124,7 @@ class Input(Protocol):
         ...
 
     def require_whole(self) -> None:
-        """Compare the digest of the full file if there is one and digests are checked."""
+        """Check the digest of the full file, if the file has one and the input was opened with digest checks."""
         ...
 
     def require_unchanged(self) -> None:
@@ -162,7 +162,7 @@ class Observer:
         return None
 
     def explain(self, error: CodecError) -> None:
-        """Raise a better error than ``error``, which ended the run, if the observer knows one; else return."""
+        """Raise a more precise error if the observer finds the cause of ``error``, which ended the run; else return."""
 
 
 @contextmanager
@@ -186,11 +186,11 @@ class Target:
     copy_companions : callable
         Receives the folder and the names of the written files; copies companions there and returns their names.
     kept_bytes : mapping of name to int
-        Files in which other processes have written tensors, and the bytes of each that must not be truncated.
+        For each file into which other processes have written tensors, the number of leading bytes to preserve.
     scattered : bool
         Whether tensors are stored on other machines and need no space here.
     reads : callable
-        Returns the store from which the finished files can be read, for the store in which this process wrote.
+        Receives the store into which this process wrote; returns the store from which the finished files can be read.
     """
 
     staging: Staging
@@ -306,8 +306,8 @@ class _Run:
     ) -> list[str]:
         """Run the remaining steps; return the names of the finished files.
 
-        ``memory`` contains the bytes for chunks in flight and the bytes of recycled memory. ``checked`` waits for the
-        digests of the sources.
+        ``memory`` contains the number of bytes for chunks in flight, and the number of bytes of recycled memory.
+        ``checked`` waits until the digests of the sources were checked, and raises an error if one differs.
         """
         plan = self._plan
         writer = self._writer
@@ -365,7 +365,7 @@ class _Run:
             event.step.encoder.forget()
 
     def _intact(self, earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the records of an earlier run, up to the first whose bytes are incomplete or damaged."""
+        """Return the leading records of an earlier run that match the plan and whose bytes are complete and intact."""
         intact = list[dict[str, Any]]()
         written = self.files.store()
         for record, step in zip(earlier, self._plan.steps, strict=False):
@@ -391,7 +391,7 @@ class _Run:
 
 
 class _Restored:
-    """A sink for a tensor that is already in the file; it receives no bytes and restores the ``record``."""
+    """A sink for a tensor that is already in the file; it passes the tensor's record to the writer, and no bytes."""
 
     def __init__(self, writer: FormatWriter, record: dict[str, Any]) -> None:
         self._writer = writer

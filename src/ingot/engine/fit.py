@@ -23,14 +23,15 @@ Shape = tuple[int, ...]
 
 
 def is_opaque(tensor: Tensor) -> bool:
-    """Return whether Ingot cannot compute with the values of a dense tensor: they are packed below a byte, or their
-    type is unsupported.
+    """Return whether Ingot cannot compute with the values of a dense tensor.
+
+    Its elements are smaller than a byte, or their type is unsupported.
     """
     return tensor.codec == DenseLayout.codec and (tensor.dtype not in DTYPES or DTYPES[tensor.dtype].bits < 8)
 
 
 def why_incomparable(base: Tensor, tuned: Tensor) -> str | None:
-    """Return the reason why two tensors have no difference; None if they have one.
+    """Return the reason why no difference of two tensors can be computed, or None if one can.
 
     Their shapes may differ in the first dimension (rows). Their element types may differ if both are floats.
     """
@@ -67,7 +68,10 @@ def window(start: int, stop: int, rows: int) -> int:
 
 
 def fit_rows(values: Array, rows: int, dtype: str | None) -> Array:
-    """Return ``rows`` rows in the element type ``dtype`` (None: unchanged), truncated or padded with zeros."""
+    """Return ``values`` with ``rows`` rows, truncated or padded with zeros, and cast to the element type ``dtype``.
+
+    If ``dtype`` is None, the element type does not change.
+    """
     target = values.dtype if dtype is None else numpy_dtype(dtype)
     if len(values) == rows and values.dtype == target:
         return values
@@ -82,7 +86,7 @@ def fit_rows(values: Array, rows: int, dtype: str | None) -> Array:
 
 
 def cast_exactly(values: Array, dtype: str) -> Array | None:
-    """Return values cast to the element type ``dtype``; None if a cast back does not restore every bit."""
+    """Return values cast to the element type ``dtype``, or None if a cast back does not restore every bit."""
     coarse = fit_rows(values, len(values), dtype)
     back = fit_rows(coarse, len(coarse), element_type(values.dtype).name)
     word = f"u{values.dtype.itemsize}"
@@ -92,7 +96,11 @@ def cast_exactly(values: Array, dtype: str) -> Array | None:
 def paired_chunks(
     base: Tensor, tuned: Tensor, matrix: tuple[int, int], chunk_rows: int, dtype: str | None
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield converted rows of the base and the rows of the fine-tune; checks the digests of both at the end."""
+    """Yield pairs of chunks: rows of the base, converted by ``fit_rows`` to ``dtype``, and rows of the fine-tune.
+
+    ``matrix`` are the rows and columns as which the fine-tune is read. The digests of both tensors are checked at the
+    end.
+    """
     cols = matrix[1]
     olds = chunks(base, (rows_of(base.shape, cols), cols), chunk_rows)
     for new in chunks(tuned, matrix, chunk_rows):

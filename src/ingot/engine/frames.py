@@ -12,26 +12,26 @@ from ingot.model.spec import PartSpec, TensorSpec
 
 
 class PartEncoder(ABC):
-    """The encoding of one part. Frames are added in order.
+    """An encoder of one part in frames, which are added in order.
 
     Attributes
     ----------
     content : int
-        Decoded bytes of every frame but the last.
+        The number of decoded bytes in every frame except the last.
     """
 
     content: int = encodings.FRAME
 
     @abstractmethod
     def encode(self, content: bytes) -> Callable[[], bytes]:
-        """Return a function that encodes the next frame in another thread."""
+        """Return a function that encodes ``content`` as the next frame; it may be called in another thread."""
 
     def add(self, frame: bytes) -> bytes:
         """Record an encoded frame for the index, and return the frame."""
         return frame
 
     def index(self) -> bytes:
-        """Return the bytes after the last frame."""
+        """Return the bytes to write after the last frame: the index of the frames, or nothing."""
         return b""
 
 

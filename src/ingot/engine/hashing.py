@@ -23,9 +23,9 @@ _DONE.set_result(None)
 
 
 class HashThread:
-    """A thread that hashes data in the order of the calls; a context manager.
+    """A thread that hashes data in the order of the calls of ``submit``; a context manager.
 
-    The calling thread hashes small data itself if nothing is pending, because waking a thread takes longer.
+    If no data is pending, the calling thread hashes small data itself, because waking another thread takes longer.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,10 @@ class HashThread:
         self._submitting = threading.Lock()  # several threads submit; ``_last`` must be the last one in the queue
 
     def submit(self, running: Hasher, data: Buffer) -> Future[None]:
-        """Hash ``data`` after all earlier data. It must not change until the returned future is done."""
+        """Add ``data`` to the hash ``running``, after all data of earlier calls.
+
+        ``data`` must not change until the returned future is done.
+        """
         if memoryview(data).nbytes <= _SMALL and self._last.done():
             running.update(data)
             return _DONE
@@ -81,7 +84,7 @@ HashFactories = Mapping[int, HashFactory]
 
 
 class TensorHashes:
-    """Creates a separate BLAKE3 stream for each tensor: content ids contain the digest of each."""
+    """A factory that creates a separate BLAKE3 stream for each tensor; content ids are computed from their digests."""
 
     def __init__(self, thread: HashThread) -> None:
         self._thread = thread
@@ -91,7 +94,10 @@ class TensorHashes:
 
 
 class ParentHash:
-    """One SHA-256 over the names and bytes of tensors sorted by name: the ``parent_hash`` of a ``.wdelta``."""
+    """A factory whose streams all add to one SHA-256: the ``parent_hash`` of a ``.wdelta``.
+
+    The hash covers the name and the bytes of each tensor, in the order of the calls of ``stream``.
+    """
 
     def __init__(self, thread: HashThread) -> None:
         self._thread = thread

@@ -43,7 +43,7 @@ def fingerprint(identities: Sequence[Any], settings: Mapping[str, Any], steps: I
 
 
 class Journal:
-    """An append-only list of complete tensors in a file of ``target``."""
+    """An append-only list of complete tensors: a file in ``target``, the staging folder."""
 
     def __init__(self, target: LocalTarget, fingerprint: str) -> None:
         self._target = target
@@ -64,7 +64,7 @@ class Journal:
         self._sink.flush()
 
     def append(self, record: Mapping[str, Any], nbytes: int = _MAX_REPEATED) -> None:
-        """Add the record of a complete tensor of ``nbytes``. Lines of small tensors are written together."""
+        """Add the record of a complete tensor of ``nbytes`` bytes. Lines of small tensors are written together."""
         self._lines += _line(record)
         self._waiting += nbytes
         if self._waiting >= _MAX_REPEATED or len(self._lines) >= _LINE_BUFFER:
@@ -74,7 +74,7 @@ class Journal:
                 self._waiting = 0
 
     def _hand_over(self) -> None:
-        """Write pending lines to the file; after an error they stay pending, because ``close`` writes them again."""
+        """Write pending lines to the file. If an error occurs, they stay pending, and ``close`` tries again."""
         assert self._sink is not None
         lines = self._lines
         self._sink.write_at(self._end, lines)
@@ -91,12 +91,12 @@ class Journal:
                 self._sink = None
 
     def earlier(self) -> list[dict[str, Any]]:
-        """Return the records of an interrupted run; none without a journal.
+        """Return the records of an interrupted run; the list is empty if the folder has no valid journal.
 
         Raises
         ------
         UsageError
-            ``resume.changed``: the run had other sources, options, another recipe or another version of Ingot.
+            ``resume.changed``: sources, options, recipe or version of Ingot differ from those of the interrupted run.
         """
         store = self._target.store()
         if not store.exists(JOURNAL):

@@ -1,4 +1,4 @@
-"""Chains of deltas for a tensor, and the step that computes the result: read the origin, apply every layer."""
+"""Chains of deltas of one tensor, and the step that computes a chain's result from its origin and its layers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def cast(self) -> str | None:
-        """The element type to which the base's values are rounded first, if the difference is exact; else None."""
+        """The element type to which values are rounded before an exact difference is applied; None for other deltas."""
         return self.tensor.dtype if self.codec.exact else None
 
 
@@ -84,14 +84,14 @@ class PatchChain:
         return is_opaque(self.origin)
 
     def last_change_before(self, stage: int) -> int:
-        """Return the last stage up to ``stage`` that changed the values."""
+        """Return the last stage, at most ``stage``, at which a layer changed the values; else the origin's stage."""
         return max((layer.stage for layer in self.layers if layer.stage <= stage), default=self.first_stage)
 
     def matrix(self, *, by_rows: bool = False) -> tuple[int, int]:
         """Return the rows and columns by which the chain's values are split into chunks of rows.
 
-        This is one column if the origin and all layers are elementwise; with ``by_rows``, full rows. The number of rows
-        is the largest of all stages.
+        If the origin and all layers are elementwise, this is one column of single elements. Exception: with
+        ``by_rows``, matrices have full rows. The number of rows is the largest of all stages.
         """
         sizes = [self.origin.size, *(prod(layer.shape) for layer in self.layers if layer.shape != self.origin.shape)]
         vector = len(self.origin.shape) < 2 and len(sizes) > 1  # a vector is a single row whose length differs
@@ -108,7 +108,7 @@ class PatchChain:
         return [layer.codec.applier(layer.tensor, layer.cast or dtype) for layer, dtype in pairs]
 
     def chunks(self, *, by_rows: bool = False) -> Iterator[Array]:
-        """Yield the values in new arrays, in chunks of rows of ``matrix``; checks the digests at the end."""
+        """Yield the values after the last layer, in chunks of rows of ``matrix``; checks the digests at the end."""
         rows, cols = self.matrix(by_rows=by_rows)
         step = max(1, _CHUNK // max(cols, 1))
         first = rows_of(self.origin.shape, cols)
@@ -130,7 +130,7 @@ class PatchChain:
 
 
 def apply_layer(applier: Applier, layer: Layer, base: Array, rows: int) -> Array:
-    """Return the next ``rows`` rows after ``layer``, given ``base``, the same rows before it."""
+    """Return the next ``rows`` rows after ``layer``; ``base`` are the same rows before the layer."""
     base = fit_rows(base, rows, layer.cast)
     out = scratch(base.shape, numpy_dtype(layer.cast or layer.dtype))
     applier.apply(base, out)
@@ -138,8 +138,9 @@ def apply_layer(applier: Applier, layer: Layer, base: Array, rows: int) -> Array
 
 
 def result_tensor(route: PatchChain) -> Tensor:
-    """Return the chain's origin with the element type and shape of the chain's result; its parts are those of the
-    origin.
+    """Return the chain's origin with the element type and shape of the chain's result.
+
+    The parts of the returned tensor are those of the origin.
     """
     origin = route.origin
     if (origin.dtype, origin.shape) == (route.dtype, route.shape):
@@ -152,7 +153,7 @@ class Patch(Step):
     """A step that computes one tensor of a patched checkpoint: the values of ``route``, encoded by ``encoder``.
 
     ``tensor`` is the origin of the chain with the element type and shape of the result. ``encoder`` was created from
-    ``options``. The points of hashes are the stages that change the values.
+    ``options``. The points at which values are hashed are stages of the chain.
     """
 
     action: str = field(default=DECODED, init=False)
@@ -223,7 +224,7 @@ class _Patching(StepRun[Patch]):
             number = number + 1
 
     def _open_streams(self) -> None:
-        """Open a hash stream for each stage; stages with equal values share one."""
+        """Open a hash stream for each stage to hash. Stages with equal values share a stream of a ``TensorHashes``."""
         shared: dict[int, HashStream] = {}
         for stage, factory in self.hash_factories.items():
             point = self.step.route.last_change_before(stage)
@@ -238,7 +239,10 @@ class _Patching(StepRun[Patch]):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The values of the origin from row ``start`` to ``stop``; fewer rows if the origin ends earlier."""
+    """The chunk with index ``number`` of the origin's values: rows ``start`` to ``stop``.
+
+    It has fewer rows if the origin ends before ``stop``.
+    """
 
     rows: Array
     number: int
@@ -248,9 +252,9 @@ class Chunk:
 
 
 class _Sequencer:
-    """A lock that several threads acquire in the order of their chunks of one tensor.
+    """A lock that the threads of one tensor's chunks acquire in the order of the chunks.
 
-    The thread pool starts chunks in order. When a thread waits, the thread of the preceding chunk is running or done.
+    Threads cannot block each other forever, because the thread pool starts chunks in order.
     """
 
     def __init__(self) -> None:
@@ -259,7 +263,10 @@ class _Sequencer:
         self._changed = threading.Condition()
 
     def run(self, number: int, action: Callable[[], None]) -> None:
-        """Run ``action`` after the actions of all lower numbers; after a failure no further action runs."""
+        """Run ``action`` after the actions of all lower numbers.
+
+        After an action failed, no later action runs, and ``RuntimeError`` is raised instead.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._next == number)
             failed = self._failed
@@ -278,7 +285,7 @@ class _Sequencer:
 
 
 class _Layers:
-    """The appliers of a chain's layers; several threads call it, and it applies chunks in order."""
+    """The appliers of a chain's layers. Several threads may call it, each for a chunk; chunks are applied in order."""
 
     def __init__(self, step: Patch) -> None:
         self._step = step

@@ -37,7 +37,7 @@ class TensorWriter(Protocol):
 
 
 class TensorSink:
-    """A sink that compresses one tensor's bytes if necessary and passes them to a writer.
+    """A sink that passes one tensor's bytes to a writer, compressed if the spec requires it.
 
     Parameters
     ----------
@@ -47,8 +47,9 @@ class TensorSink:
     compress : bool
         Whether to compress the bytes as the spec states; False for parts that are copied unchanged.
     pool : Executor
+        The threads that compress.
     pending : int
-        The largest number of frames in flight.
+        The largest number of frames that are being compressed or wait to be written.
     """
 
     def __init__(self, writer: TensorWriter, spec: TensorSpec, *, compress: bool, pool: Executor, pending: int) -> None:
@@ -112,12 +113,15 @@ _BATCH_EVENTS = 192
 
 
 def hash_nothing(step: Step) -> HashFactories:
-    """Return no hash factories: the hash selector of a run that hashes nothing."""
+    """Return an empty mapping: the hash selector of a run that hashes no values."""
     return {}
 
 
 class Budget:
-    """The bytes for chunks in flight. One thread acquires, any thread releases."""
+    """The number of bytes of chunks in flight, with a limit. One thread acquires bytes, any thread releases them.
+
+    A single chunk may exceed the limit if no other chunk is in flight.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -182,7 +186,7 @@ class Batch:
         self.cost += cost
 
     def submit(self, pool: Workers) -> None:
-        """Start the batch's work in the pool."""
+        """Start the batch's tasks in the pool, as one job."""
         if self.works:
             works = self.works
             self.works = []
@@ -190,9 +194,9 @@ class Batch:
 
 
 def _outcomes(works: list[ChunkTask]) -> list[Outcome]:
-    """Run all tasks and return their results or errors.
+    """Run all tasks and return the result or the error of each.
 
-    After a failed task the others run too, because other threads may wait for a later one.
+    If a task fails, the tasks after it still run, because other threads may wait for them.
     """
     works.reverse()
     return [_outcome(works.pop()) for _ in range(len(works))]  # ``pop`` releases the input of a completed task
@@ -354,7 +358,10 @@ class Pipeline:
         return not self._stop.is_set() and (not batch.events or self._put(batch))
 
     def _acquire(self, cost: int) -> bool:
-        """Acquire the memory of a chunk; if it is not free, pass on the batch first, whose chunks use memory."""
+        """Acquire the memory of a chunk; return False if the pipeline was stopped.
+
+        If the memory is not free, the current batch is passed on first, so that its chunks can release memory.
+        """
         return self._budget.take_now(cost) or (self._flush() and self._budget.take(cost))
 
     def _read(self) -> None:
@@ -404,8 +411,9 @@ def write_chunks(
 ) -> None:
     """Write the chunks of a pipeline in order.
 
-    ``opened`` returns the sink of the next tensor. ``finished`` receives the end of a tensor, its record and the sum of
-    its errors. ``advance`` receives the number of bytes that were read. Raises the errors of the pipeline's threads.
+    ``opened`` returns the sink of the next tensor. ``finished`` receives the ``End`` event of a tensor, the writer's
+    record, and the sum of the errors of its chunks. ``advance`` receives the number of bytes read for a chunk and the
+    tensor's name. Raises the errors of the pipeline's threads.
     """
     sink: Sink | None = None
     error = ErrorStats()

@@ -30,8 +30,9 @@ def decompressed(tensor: Tensor) -> int:
 
 
 def whole_cost(tensor: Tensor) -> int:
-    """Return the number of bytes of memory for decoding a tensor in one call: all values, all parts, a byte per element
-    for checks.
+    """Return the number of bytes of memory that decoding a tensor in one call needs.
+
+    They are its values, its decompressed parts, and one byte per element for checks.
     """
     return tensor.size * (DTYPES[tensor.dtype].bits // 8 + 1) + decompressed(tensor)
 
@@ -62,7 +63,7 @@ def by_rows(matrix: tuple[int, int], per_row: float, fixed: int, budget: ChunkBu
         Further bytes for the step, independent of the chunk size.
     budget : ChunkBudget
     step : int or None
-        The number of rows of which every chunk's start is a multiple; None for all rows in one chunk.
+        Chunks start at multiples of this number of rows. None for one chunk with all rows.
     """
     rows, cols = matrix
     count = max(rows, 1)
@@ -105,7 +106,7 @@ class Resources:
     progress : Progress
         Receives the number of bytes that were read.
     without_ceiling : int, optional
-        Limit of the bytes of chunks in flight if ``ram`` is None; a single chunk may exceed it.
+        The largest number of bytes of chunks in flight if ``ram`` is None. A single chunk may exceed it.
     """
 
     ram: int | str | None = None
@@ -119,16 +120,18 @@ class Resources:
         return self.threads or default_workers()
 
     def recycled(self, spare: int) -> int:
-        """Return the number of bytes of memory to recycle between chunks; with a memory limit, a fraction of
-        ``spare``.
+        """Return the number of bytes of memory to recycle between chunks.
+
+        With a memory limit, it is at most a quarter of ``spare``, the bytes that the largest chunk does not need.
         """
         return _RECYCLED if self.ram is None else max(0, min(_RECYCLED, spare // 4))
 
 
 def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
-    """Return the number of bytes for chunks: the memory limit minus the current use of the process and a reserve.
+    """Return the number of bytes for all chunks in flight.
 
-    Without a limit, return a quarter of the machine's free memory, at least 256 MiB.
+    With a memory limit, it is the limit minus the current use of the process and a reserve. Without a limit, it is a
+    quarter of the machine's free memory, at least 256 MiB.
     """
     if resources.ram is None:
         return max(available_ram() // 4, 1 << 28)
@@ -144,9 +147,9 @@ def chunk_budget(resources: Resources, steps: Sequence[Step]) -> int:
 
 
 def _require_computing_memory(steps: Sequence[Step], spare: int) -> int:
-    """Return the memory for computing tensors of derived sources.
+    """Return the largest number of bytes that a derived source of the steps needs while it computes a tensor.
 
-    Raises ``ResourceError`` ``ram.ceiling`` if it exceeds ``spare``.
+    Raises ``ResourceError`` ``ram.ceiling`` if it exceeds ``spare`` bytes.
     """
     derived = [
         (needed, step, source)

@@ -104,8 +104,9 @@ def recode(tensor: Tensor, spec: TensorSpec, rule: str, source: int = 0) -> Repa
 
 
 class _Decoded:
-    """A reader of a tensor's parts, one after the other, decompressed; for chunks it counts "rows" of ``_UNIT``
-    bytes.
+    """A reader of a tensor's decompressed parts, one after the other.
+
+    The unit of its chunks is a "row" of ``_UNIT`` bytes.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -113,7 +114,7 @@ class _Decoded:
         self._read = 0
 
     def read(self, rows: int) -> dict[str, Array]:
-        """Return up to ``rows * _UNIT`` next bytes, by the roles of the parts that they belong to."""
+        """Return the next bytes, at most ``rows * _UNIT``, by the role of their part."""
         parts: dict[str, Array] = {}
         room = rows * _UNIT
         while room and self._remaining:
@@ -130,7 +131,7 @@ class _Decoded:
         return parts
 
     def finish(self) -> None:
-        """Finish the readers that ``read`` has not reached, those of empty parts: their digests are checked."""
+        """Finish the readers that ``read`` did not finish, which are those of empty parts, to check their digests."""
         for _, _, reader in self._remaining:
             reader.finish()
 
@@ -154,7 +155,10 @@ class _Repacking(StepRun[Repack]):
 
 
 def skips_rows(tensor: Tensor) -> bool:
-    """Return whether rows of a tensor can be read without the preceding rows, and no digest covers a full part."""
+    """Return whether rows of a tensor can be read without the rows before them.
+
+    No part may be compressed or have a digest, and the codec's reader must be able to skip rows.
+    """
     codec = CODECS[tensor.codec]
     stored = any(part.encoding != "raw" or part.digest is not None for part in tensor.parts.values())
     return codec.streams and not stored and isinstance(codec.reader(tensor), SkippingReader)
@@ -165,8 +169,8 @@ class Encode(Step):
     """A step that encodes decoded values.
 
     The codec created ``encoder`` from ``options`` and the tensor's shape and element type. ``keeps_weights`` states
-    whether weights that are not pruned keep their values. ``source`` is the index of the tensor's checkpoint. Values
-    are hashed at point ``RESULT``.
+    whether weights that are not pruned keep their values. ``source`` is the index of the tensor's checkpoint. The
+    decoded values are hashed at point ``RESULT``.
     """
 
     encoder: Encoder = field(kw_only=True)
@@ -183,11 +187,11 @@ class Encode(Step):
         return cost.by_rows(matrix, per_row, cost.fixed_cost(tensor), budget, step)
 
     def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """Return the number of rows, and the unit of which workers' ranges are multiples; None if workers cannot share
-        the step.
+        """Return the number of rows and the unit of workers' ranges, or None if workers cannot share the step.
 
-        Workers do not share a tensor that needs fit passes or a single chunk, whose result is compressed in frames
-        across ranges, or whose source has a digest of a full part.
+        Workers can share a step only if all of this is true. The encoder needs no fit pass, and supports several
+        chunks. The parts of the result are not compressed, and their lengths do not depend on values. Rows of the
+        source can be skipped (``skips_rows``).
         """
         tensor = self.tensor
         encoder = self.encoder

@@ -38,9 +38,9 @@ def same_storage(tensor: Tensor, spec: TensorSpec) -> bool:
 
 
 def min_size(specs: Iterable[TensorSpec], size: int) -> int:
-    """Return a lower bound of the size of a file with ``specs``, from its upper bound ``size``.
+    """Return a lower bound of the number of bytes of a file with ``specs``; ``size`` is an upper bound.
 
-    It leaves out the parts of unknown length.
+    In the lower bound, parts of unknown length count as 0.
     """
     return max(0, size - sum(part.at_most for spec in specs for part in spec.parts if part.length is None))
 
@@ -70,7 +70,7 @@ def _stored_dtype(parts: Sequence[PartSpec], default: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """The result of one chunk. The writing thread calls ``commit``, chunk after chunk in order."""
+    """The result of one chunk. The writing thread calls ``commit`` for one chunk after another, in order."""
 
     parts: Mapping[str, Any]
     error: ErrorStats | None = None
@@ -81,7 +81,7 @@ class EncodedChunk:
 class ChunkPlan:
     """The chunks of a tensor of ``rows`` x ``cols``: ``chunk_rows`` rows each, which need ``cost`` bytes of memory.
 
-    If several workers share a step, each begins at row ``first`` and ends before row ``last``.
+    If several workers share a step, the chunks of a worker begin at row ``first`` and end before row ``last``.
     """
 
     rows: int
@@ -149,7 +149,10 @@ class Step(ABC):
 
     @property
     def planned(self) -> Step:
-        """The step of the plan: the step itself, or the step of a worker whose results this step collects."""
+        """The step as the plan contains it.
+
+        This is the step itself, or the step that a worker runs if this step only collects the worker's results.
+        """
         return self
 
     @property
@@ -159,19 +162,19 @@ class Step(ABC):
 
     @property
     def out_bytes(self) -> int:
-        """The number of bytes to store; an upper bound if it depends on the values."""
+        """The number of bytes to store, or an upper bound if the number depends on the values."""
         return sum(part.at_most for part in self.spec.parts)
 
     @property
     def decodes(self) -> Tensor | None:
-        """The tensor whose values are decoded, if there is one."""
+        """The tensor whose values the step decodes; None if it decodes no tensor."""
         return self.tensor
 
     def row_ranges(self, hashed: Collection[int] = ()) -> tuple[int, int] | None:
-        """Return the number of rows, and the unit of which the ranges of workers are multiples.
+        """Return the number of rows and the unit of workers' ranges, or None if workers cannot share the step.
 
-        None if several workers cannot share the step. ``hashed`` contains the points at which a digest of the full
-        tensor is required.
+        The range of each worker begins at a multiple of the unit, a number of rows. ``hashed`` contains the points at
+        which a digest of the full tensor is required.
         """
         return None
 
@@ -181,7 +184,11 @@ class Step(ABC):
 
     @abstractmethod
     def start(self, chunk_plan: ChunkPlan, hash_factories: HashFactories, *, measured: bool) -> StepRun[Any]:
-        """Return the step in progress; ``hash_factories`` hash the values."""
+        """Return the step in progress.
+
+        ``hash_factories`` create the streams that hash values, by point. ``measured`` requests the errors of inexact
+        chunks.
+        """
 
 
 S = TypeVar("S", bound=Step)
@@ -201,12 +208,15 @@ class StepRun(ABC, Generic[S]):
     streams: dict[int, HashStream] = field(default_factory=dict, init=False)
 
     def fit(self) -> Mapping[str, Any] | None:
-        """Run the fit passes before encoding; return the parameters that they determine, None without fit passes."""
+        """Run the fit passes, and return the parameters that they determine; None if there are no fit passes."""
         return None
 
     @property
     def written(self) -> dict[str, Any] | None:
-        """The writer's record of a tensor that a worker has written into the result; valid after ``fit``."""
+        """The writer's record if a worker has already written the tensor into the result, else None.
+
+        It is valid after ``fit``.
+        """
         return None
 
     @abstractmethod
@@ -217,9 +227,9 @@ class StepRun(ABC, Generic[S]):
         """
 
     def notes(self) -> dict[str, Any]:
-        """Return JSON values that the chunks determined: digests by point, and numbers.
+        """Return results of the chunks as JSON values: ``digests`` by point, and numbers.
 
-        If several workers share a step, their numbers are added.
+        If several workers share a step, the sums of their numbers are the results of the step.
         """
         return {"digests": {str(point): stream.hex for point, stream in self.streams.items() if stream.is_separate}}
 
