@@ -172,7 +172,7 @@ def archive(options: ArchiveOptions) -> Archived:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The open files of a folder, or one file whose name is ``single``, and the tensors in each."""
+    """The open files to archive, and the tensors in each file."""
 
     store: Store
     single: str
@@ -225,7 +225,7 @@ def _names(store: Store, single: str) -> tuple[list[str], list[str]]:
 def _plan(
     scan: Scan, packed: bytesource.ByteSource, *, folder: bool, options: ArchiveOptions
 ) -> tuple[Plan, ArchiveLayout]:
-    """Return the plan that writes all objects, and the layout of the archive, which is the first object."""
+    """Return the plan that writes all objects, and the layout of the archive. The plan's first object is the layout."""
     format = FORMATS["zt"]
     tensors = {item.name: item for item in scan.objects if isinstance(item, Tensor)}
     checkpoint = Checkpoint(tensors, format="archive", location="")
@@ -260,7 +260,7 @@ def _plan(
 
 
 def _restorable(step: Step) -> Step:
-    """Return ``step`` if its result restores the tensor's exact bytes; else a step that copies them."""
+    """Return ``step`` if the tensor's stored bytes can be restored from its result; else a step that copies them."""
     tensor = step.tensor
     same_part = isinstance(step, Move | Repack) and step.spec.codec == tensor.codec
     values = (

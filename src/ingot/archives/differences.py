@@ -21,7 +21,10 @@ _SAMPLE = 4 << 20
 
 
 class Differences:
-    """The choice of base tensors. ``bases`` maps an object that is stored as a difference to the index of its base."""
+    """Chooses the base of each object. ``bases`` maps each object that is stored as a difference to its base.
+
+    Both are indices of objects.
+    """
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
@@ -29,9 +32,10 @@ class Differences:
         self.bases: dict[int, int] = {}
 
     def step(self, index: int) -> Step | None:
-        """Return the step that stores an object as a difference; None if it has no base, or is smaller without one.
+        """Return the step that stores an object as a difference, or None if it should be stored without a base.
 
-        A sample of the values decides. If the chain of differences would become too long, its first object is the base.
+        This is so if the object has no earlier version, or if a sample of it is smaller without a base. If the chain of
+        differences would become too long, the first object of the chain is the base.
         """
         base_index = self._scan.candidates.get(index)
         tensor = self._scan.objects[index]
@@ -64,9 +68,9 @@ def _sample(tensor: Tensor) -> memoryview:
 
 
 def with_external(layout: ArchiveLayout, external: Sequence[External], against: str) -> ArchiveLayout:
-    """Return ``layout`` with ``external`` ranges numbered after the objects, instead of by negative indices.
+    """Return ``layout`` with the used ``external`` ranges, which are ranges of the model ``against``.
 
-    External ranges that nothing uses are left out. ``against`` is the name of their model.
+    In ``layout`` they have negative indices, in the result the indices after the last object.
     """
     used = {span.object for file in layout.files for span in file.spans} | set(layout.bases.values())
     order = sorted((index for index in used if index < 0), reverse=True)

@@ -115,7 +115,7 @@ def restore(options: RestoreOptions) -> Restored:
 
 @contextmanager
 def _opened(location: Location) -> Iterator[tuple[ArchiveStore, IngotError | None]]:
-    """Open an archive; yield its files and, if the archive was cut off, the error of its manifest."""
+    """Open an archive; yield its files, and the error of its manifest if the archive was cut off, else None."""
     outer, name = location.find_file()
     fault: IngotError | None = None
     try:
@@ -140,7 +140,7 @@ def _opened(location: Location) -> Iterator[tuple[ArchiveStore, IngotError | Non
 
 
 def _padding(store: ArchiveStore) -> Iterator[IngotError]:
-    """Yield an error for damaged bytes between the objects. They belong to no file."""
+    """Yield an error if bytes between the objects are damaged. Such damage affects no file."""
     try:
         check_padding(store.objects)
     except IngotError as error:

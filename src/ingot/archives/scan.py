@@ -23,7 +23,7 @@ from ingot.model.reading.ranges import read_bytes
 from ingot.model.tensor import Tensor
 
 MAX_UNDIVIDED = 64 << 20
-"""The largest size in bytes of an object that is not a float tensor; larger ones are divided."""
+"""The largest size in bytes of a tensor object whose elements are no floats. Larger tensors are divided."""
 BYTES = "ingot.archive/bytes"
 """The beginning of the names of objects with bytes that are no tensors."""
 
@@ -45,9 +45,10 @@ def changed_error(location: str) -> IntegrityError:
 class Scan:
     """The result of dividing files into objects.
 
-    ``files`` refer to ``objects`` by index, and to ``external`` ranges of another model by negative indices from -1 on.
-    ``candidates`` maps an object to earlier versions of the same tensor, which may serve as bases of a difference.
-    ``duplicates`` is the number of ranges that repeat an earlier object, ``duplicate_bytes`` their size.
+    ``files`` refer to ``objects`` by index, and to ``external`` ranges of another model by negative indices: -1 is the
+    first range. ``candidates`` maps the index of an object to the index of an earlier version of the same tensor, from
+    which a difference may be stored. ``duplicates`` is the number of ranges that repeat an earlier object, and
+    ``duplicate_bytes`` their size.
     """
 
     files: list[ArchivedFile] = field(default_factory=list)
@@ -60,7 +61,10 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class PackedBytes:
-    """An object that is not a tensor: ``length`` compressed bytes at ``offset`` of a temporary file."""
+    """An object that is not a tensor: ``length`` stored bytes at ``offset`` of a temporary file.
+
+    ``size`` is the number of bytes after decompression; the bytes are not compressed if it equals ``length``.
+    """
 
     name: str
     offset: int
@@ -98,9 +102,9 @@ class Scanner:
         self._written = 0
 
     def add(self, name: str, source: ByteSource, parts: Sequence[Segment]) -> None:
-        """Divide the file ``name``; ``parts`` are the ranges of its tensors.
+        """Divide the file ``name`` into objects and add them; ``parts`` are the ranges of its tensors.
 
-        Raises ``IntegrityError`` ``store.changed`` if the file changed meanwhile.
+        Raises ``IntegrityError`` ``store.changed`` if the file changed while it was read.
         """
         size = source.size
         hasher = Sha256()
@@ -242,9 +246,9 @@ def _dense(segment: Segment, source: ByteSource, name: str) -> Tensor:
 
 
 def _content(tensor: Tensor) -> int:
-    """Return the size in bytes of a tensor's only part.
+    """Return the number of stored bytes of a tensor's only part.
 
-    For a dense tensor the size is 0 if the part is not exactly its uncompressed values.
+    For a dense tensor, return 0 if they are not exactly its uncompressed values.
     """
     (part,) = tensor.parts.values()
     if tensor.codec != DenseLayout.codec:
@@ -254,7 +258,10 @@ def _content(tensor: Tensor) -> int:
 
 
 def divided(segments: Iterator[Segment]) -> Iterator[Segment]:
-    """Yield segments, with long ones divided if their codec cannot decode a range."""
+    """Yield the segments; long segments are divided into several.
+
+    Bytes are divided into frames. Tensors of floats and packed tensors are not divided.
+    """
     for segment in segments:
         limit = MAX_UNDIVIDED if segment.tensor else FRAME
         if segment.size <= limit or (segment.tensor and (segment.dtype in FLOATS or _is_packed(segment))):

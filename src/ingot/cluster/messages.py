@@ -54,10 +54,10 @@ class WorkerLostError(Exception):
 
 @preload
 class Task(Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a plan: the steps ``start`` (inclusive) to ``stop`` (exclusive), which read ``nbytes``.
+    """A part of a plan: the steps ``start`` (inclusive) to ``stop`` (exclusive), which read ``nbytes`` bytes.
 
-    With ``rows`` the task is a range of rows of a single step, the first inclusive and the second exclusive. With
-    ``files`` the task has all steps of these files of the result, and the worker writes the files in full.
+    If ``rows`` is set, the task is a range of rows of a single step: first row (inclusive) and last row (exclusive). If
+    ``files`` is not empty, the steps are all steps of these files of the result, and the worker writes the full files.
     """
 
     start: _Count
@@ -78,10 +78,9 @@ class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of a step, or of a range of its rows.
 
     The stored bytes are either in ``file`` from ``offset`` on, or at their final offsets in the artifact. In ``file``
-    they consist of ``runs``, each with the role of a part and a number of bytes, and ``crc`` is the CRC-32C over all of
-    them. For final offsets ``written`` is the record of the format's writer. ``params`` are the parameters fitted to
-    the values, as JSON values of ``engine.data.to_json_value``. ``notes`` are the notes that the encoder took, as
-    ``StepRun.notes`` returns them.
+    they consist of ``runs``, each with the role of a part and a number of bytes. ``crc`` is the CRC-32C over all runs.
+    For bytes at final offsets, ``written`` is the record of the format's writer. ``params`` are the parameters of fit
+    passes (``engine.data.to_json_value``). ``notes`` is the result of ``StepRun.notes``.
     """
 
     number: _Count
@@ -160,7 +159,11 @@ BEAT = b'{"beat"'
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as a line without a newline; raise ``TypeError``, ``ValueError``, ``RecursionError``."""
+    """Return a message as a line without a newline.
+
+    Raises ``TypeError``, ``ValueError`` or ``RecursionError`` for a message that JSON cannot express or that is longer
+    than ``LARGEST``.
+    """
     line = json.dumps(msgspec.to_builtins(message)).encode()
     if len(line) > LARGEST:
         raise ValueError(f"a message of {len(line)} bytes exceeds the limit of {LARGEST}")
@@ -168,7 +171,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(line: bytes, cls: type[T]) -> T:
-    """Return the message in a line; raise ``InvalidMessageError``."""
+    """Return the message in a line; raise ``InvalidMessageError`` if the line contains no message of type ``cls``."""
     if len(line) > LARGEST:
         raise InvalidMessageError(f"expected a message of at most {LARGEST} bytes")
     try:
@@ -180,7 +183,7 @@ def decode(line: bytes, cls: type[T]) -> T:
 
 
 def convert(value: Any, cls: type[T]) -> T:
-    """Return parsed JSON as a value of a type; raise ``InvalidMessageError``."""
+    """Return parsed JSON as a value of type ``cls``; raise ``InvalidMessageError`` if it breaks the type's schema."""
     try:
         return msgspec.convert(value, cls)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
@@ -188,7 +191,10 @@ def convert(value: Any, cls: type[T]) -> T:
 
 
 def encode_error(error: BaseException, worker: str) -> ErrorData:
-    """Return an error as data; an error of another class than ``IngotError`` and ``OSError`` is reduced to a text."""
+    """Return an error as data.
+
+    The fields of an ``IngotError`` or ``OSError`` are preserved. An error of another class is reduced to a text.
+    """
     if isinstance(error, IngotError):
         name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in {*_ERRORS, "IngotError"})
         extra = _text(error.extra) if isinstance(error, MissingExtraError) else None
@@ -204,7 +210,7 @@ def encode_error(error: BaseException, worker: str) -> ErrorData:
 
 
 def decode_error(data: ErrorData) -> Exception:
-    """Return the error that ``encode_error`` encoded; one that is only a text becomes a ``RuntimeError``."""
+    """Return the error that ``encode_error`` encoded; an error that was reduced to a text is a ``RuntimeError``."""
     if data.type == "OSError":
         return OSError(data.errno, data.message, data.location)
     cls = _ERRORS.get(data.type, IngotError if data.type == "IngotError" else None)
@@ -218,7 +224,7 @@ def decode_error(data: ErrorData) -> Exception:
 
 
 def _text(value: object) -> str:
-    """Return ``str(value)``, shortened; a placeholder if its ``__str__`` raises."""
+    """Return ``str(value)``, shortened, or a placeholder if ``str`` raises an error."""
     try:
         return str(value)[:_LONGEST_TEXT]
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Pools of workers that run tasks. A worker that ends, stops responding or answers wrongly is replaced."""
+"""Pools of workers that run tasks. A pool replaces a worker that ends, stops responding or sends an invalid answer."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ class Pool(Protocol):
     def submit(self, task_type: str, body: Any, check: Callable[[Any], None] | None = None) -> Future[Any]:
         """Run a task of a type in ``TASK_TYPES`` on a worker, and return a future for its result.
 
-        ``check`` gets the result before the future does, and raises ``WorkerLostError`` if the result is not that of
-        the task. The future raises ``WorkerLostError`` also if the worker ends, stops responding or answers wrongly,
-        and otherwise the error of the task. If the task cannot be sent, the future raises the error, not this call.
+        ``check`` receives the result before the future does. It raises ``WorkerLostError`` for an invalid result. The
+        future raises this error too, and ``WorkerLostError`` if the worker ends, stops responding or sends an invalid
+        answer. Otherwise it raises the error of the task, or the error of sending the task.
         """
         ...
 
@@ -212,7 +212,7 @@ class _Job:
 class _Watch:
     """Detects a worker that sends no heartbeats or uses no processor time.
 
-    Only time during which this process was running counts, so that a suspended driver does not replace its workers.
+    Time during which this process was suspended does not count.
     """
 
     def __init__(self, worker: Worker, timeout: float) -> None:
@@ -223,7 +223,7 @@ class _Watch:
         self._silent = self._stalled = 0.0
 
     def check(self, seconds: float) -> None:
-        """Check the worker after ``seconds`` have passed; raise ``WorkerLostError``."""
+        """Raise ``WorkerLostError`` if the worker must be replaced; ``seconds`` have passed since the last call."""
         worker = self._worker
         self._silent = 0.0 if worker.beats != self._beats else self._silent + seconds
         working = abs(worker.cpu - self._cpu) >= _LEAST_CPU
@@ -364,7 +364,10 @@ class WorkerPool:
             job.future.set_exception(error)
 
     def _start_with_retries(self, losses: int) -> Worker:
-        """Start a worker and wait for its first heartbeat; pause first if ``losses`` workers were lost in a row."""
+        """Start a worker and wait for its first heartbeat, with retries.
+
+        ``losses`` is the number of workers that were lost in a row. If it is not 0, pause first.
+        """
         for attempt in range(_STARTS):
             self._pause(losses + attempt)
             worker: Worker | None = None
@@ -393,7 +396,10 @@ class WorkerPool:
                 self._changed.wait_for(lambda: self._closed, min(_PAUSE * 2**losses, _LONGEST_PAUSE))
 
     def _run(self, worker: Worker | None, failure: Exception | None, job: _Job) -> Any:
-        """Return the result of a task, or the error that the task raised as ``_Failed``; raise ``WorkerLostError``."""
+        """Return the result of a task; if the task raised an error, return it as ``_Failed``.
+
+        Raises ``failure`` if there is no worker, and ``WorkerLostError`` if the worker returns no valid answer.
+        """
         if worker is None:
             raise failure or WorkerLostError("no worker has started")
         worker.send(job.line)
@@ -407,9 +413,9 @@ class WorkerPool:
         return result
 
     def _wait(self, worker: Worker, timeout: float, *, is_start: bool = False) -> bytes:
-        """Return the next answer of a worker; with ``is_start`` return empty bytes after its first heartbeat.
+        """Return the next answer of a worker. If ``is_start`` is true, return empty bytes after its first heartbeat.
 
-        Raises ``WorkerLostError``.
+        Raises ``WorkerLostError`` if the worker stops responding, or if the pool is closed.
         """
         watch = _Watch(worker, timeout)
         while True:
@@ -438,7 +444,10 @@ class _Failed:
 
 
 def _result_in(line: bytes, job: _Job) -> Any:
-    """Return the result in the answer ``line``, or the error as ``_Failed``; raise ``InvalidMessageError``."""
+    """Return the result in the answer ``line``, or the error in it as ``_Failed``.
+
+    Raises ``InvalidMessageError`` if the line is no answer to ``job``.
+    """
     answer = messages.decode(line, Answer)
     if answer.id != job.id:
         raise InvalidMessageError(f"expected an answer to task {job.id}, found one to {answer.id}")

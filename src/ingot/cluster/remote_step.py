@@ -27,7 +27,8 @@ _CHUNK = 16 << 20
 class RemoteStep(Step):
     """A step of a plan that a worker executes; the driver copies the worker's bytes into the artifact.
 
-    ``local`` is the step itself, ``runner`` runs its task, and ``store`` contains the files of the workers.
+    ``local`` is the planned step, and ``number`` its index in the plan. ``runner`` runs its task, and ``store``
+    contains the files of the workers.
     """
 
     local: Step = field(kw_only=True)
@@ -81,7 +82,10 @@ class _RemoteRun(StepRun[RemoteStep]):
         return self._results[0].written
 
     def tasks(self, acquire: AcquireBudget) -> Iterator[tuple[ChunkTask, int]]:
-        """Yield chunks of the worker's files. Their source bytes are 0, because the runner has counted them."""
+        """Yield tasks that return chunks of the worker's files, each with 0 as the number of bytes read.
+
+        The runner has already reported the bytes that the worker read.
+        """
         for result in self._results:
             if result.nbytes:
                 yield from self._read(result, acquire)

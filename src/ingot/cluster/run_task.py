@@ -1,4 +1,4 @@
-"""Run a task in a worker. Its steps write bytes at their final offsets, or into a file that the driver copies."""
+"""Run a task in a worker. Its steps write their bytes at the final offsets, or into a file that the driver copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Opened = TypeVar("Opened")
 
 
 class OpenJob(Generic[Job, Opened]):
-    """The files of the last job, which stay open between its tasks; ``enter`` opens the files of a job."""
+    """A cache of the open files of the last job, so that they stay open between its tasks.
+
+    ``enter`` is a function that opens the files of a job.
+    """
 
     def __init__(self, enter: Callable[[Job], AbstractContextManager[Opened]]) -> None:
         self._enter = enter
@@ -35,7 +38,7 @@ class OpenJob(Generic[Job, Opened]):
         self._last: tuple[Job, Opened] | None = None
 
     def opened(self, job: Job) -> Opened:
-        """Return the open files of ``job``, after closing those of an earlier job."""
+        """Return the open files of ``job``. If another job's files are open, they are closed first."""
         if self._last is None or self._last[0] != job:
             self.close()
             self._last = job, self._stack.enter_context(self._enter(job))
@@ -48,8 +51,9 @@ class OpenJob(Generic[Job, Opened]):
 
 
 def is_fitted(step: Step) -> bool:
-    """Return whether a step has fit passes, which read its tensor before encoding and complete the spec's
-    parameters.
+    """Return whether a step has fit passes.
+
+    Fit passes read the tensor before it is encoded, and determine parameters that the plan's spec lacks.
     """
     return isinstance(step, Encode) and step.encoder.fit_passes > 0
 
@@ -104,7 +108,7 @@ class PartsFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was written, so that there is no file."""
+        """Whether nothing was written; the file then does not exist."""
         return self._sink is None
 
     def begin(self, spec: TensorSpec) -> None:
@@ -158,10 +162,12 @@ def run_task(
 ) -> list[StepResult]:
     """Run a task and return a result for each of its steps.
 
-    ``plan`` contains only the steps of the task; ``resources`` are those of this worker. Tensors with a fixed offset
-    are written to ``placed``; all others, and ranges of rows, to ``parts``. ``hashed`` are the points of each step at
-    which values are hashed; for a range of rows nothing is hashed. Raises ``CodecError``, ``FormatError``,
-    ``IntegrityError``, ``ResourceError``, ``MissingExtraError``.
+    ``plan`` contains only the steps of the task; ``resources`` are those of this worker. If ``placed`` is given,
+    tensors with a fixed offset (``has_fixed_offset``) are written to it. All other tensors, and ranges of rows, are
+    written to ``parts``. ``hashed`` are the points of each step at which values are hashed. Values of a range of rows
+    are not hashed.
+
+    Raises ``CodecError``, ``FormatError``, ``IntegrityError``, ``ResourceError``, ``MissingExtraError``.
     """
     require_in_proportion([tensor for step in plan.steps if (tensor := step.decodes) is not None], "")
     chunk_plans, budget, recycled = choose_chunks(plan, resources)

@@ -30,9 +30,9 @@ class _WorkerTotals:
 
 
 class WorkerStats:
-    """The bytes that each worker processed and the seconds that it took.
+    """The bytes that each worker processed, and the seconds that its tasks took.
 
-    ``progress`` gets the bytes of every finished task, and the rate of each worker while it was running tasks.
+    ``progress`` receives the bytes of every finished task, and the rate of each worker in bytes per second.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -66,17 +66,18 @@ def run_tasks(
     submit : callable
         Submits a task to the pool.
     commit : callable
-        Gets each task with its result, in the order in which they finish. It returns tasks to run again because their
-        results do not fit together.
+        Receives each task with its result, in the order in which tasks finish. It may return tasks to run again,
+        because their results do not fit together.
     stop : Event, optional
-        Ends the waiting.
+        If it is set, the function returns without waiting for the tasks.
 
     Raises
     ------
     ResourceError
         ``cluster.lost``: the workers of a task were lost ``TRIES`` times.
     Exception
-        The error of the first task in order that raised one. All tasks before it are finished, as with one process.
+        The error of the first task, in the order of ``tasks``, that raised one. All tasks before it are finished, as if
+        a single process had run the tasks.
     """
     stop = stop or threading.Event()
     state = _Schedule[R](deque(tasks))
@@ -125,7 +126,7 @@ class _Schedule(Generic[R]):
             self.failed = task, final
 
     def drop_later(self) -> None:
-        """If a task has failed, cancel all tasks after it."""
+        """If a task has failed, cancel all later tasks, in the order of the steps."""
         if self.failed is None:
             return
         position = _position(self.failed[0])
@@ -141,7 +142,7 @@ def _position(task: Task) -> tuple[int, int]:
 
 
 def _final_error(task: Task, error: Exception, tries: int) -> BaseException | None:
-    """Return the error to raise for a failed task after ``tries`` attempts; None if another attempt may succeed."""
+    """Return the error to raise for a task that failed ``tries`` times, or None to try again."""
     if not isinstance(error, (WorkerLostError, CancelledError, ResourceError)):
         return error
     if tries < TRIES:

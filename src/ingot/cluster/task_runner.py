@@ -23,7 +23,7 @@ class TaskRunner:
     pool : Pool
         The runner closes it.
     tasks : sequence of Task
-        Each step is in one task, or its rows are in several.
+        Each step is in one task, or ranges of its rows are in several tasks.
     submit : callable
         Submits a task to the pool.
     earlier : iterable of TaskResult
@@ -31,7 +31,7 @@ class TaskRunner:
     progress : Progress
         Gets the bytes of every finished task, and the rate of each worker.
     fits : callable
-        Returns whether the results of a step, or of all its rows in order, have the right number of bytes.
+        Receives the index of a step and its results; returns whether they have the planned number of bytes.
 
     Attributes
     ----------
@@ -84,9 +84,10 @@ class TaskRunner:
             self._thread.join()
 
     def results(self, index: int) -> list[StepResult]:
-        """Wait for all results of a step and return them in the order of its rows; raise the error of any task.
+        """Wait for all results of a step, and return them in the order of its rows.
 
-        The first call starts the tasks, because the files that workers write into exist by then.
+        Raises the error that ends the run, even if another step caused it. The first call starts the tasks, because the
+        files into which workers write exist only then.
         """
         with self._changed:
             if not self._started:
@@ -119,7 +120,7 @@ class TaskRunner:
     def _add(self, task: Task, result: TaskResult) -> list[Task]:
         """Store a task's results; return the tasks to run again.
 
-        These are the tasks of a step whose results do not fit; the results are dropped.
+        If the results of a step do not fit (``fits``), they are dropped, and all tasks of the step run again.
         """
         self.files.update(zip(task.files, result.files, strict=bool(task.files)))
         again: list[Task] = []

@@ -46,7 +46,7 @@ TASK_TYPES: Registry[TaskType[Any, Any]] = Registry(
 
 MIN_TASK_BYTES = 32 << 20
 MAX_TASK_BYTES = 1 << 30
-"""Bounds of the source bytes of a task."""
+"""The smallest and the largest size of a task, in bytes that it reads. A single step may be larger."""
 
 
 def split_tasks(
@@ -66,8 +66,8 @@ def split_tasks(
     excluded : collection of int
         Indices that are in no task.
     row_ranges : callable, optional
-        Returns the number of rows of a step and the unit at whose multiples it may be split, None if it may not. It is
-        called for steps that are larger than a worker's share.
+        Receives the index of a step that is larger than a worker's share. Returns its number of rows and the unit at
+        whose multiples it may be split, or None if it may not be split.
     """
     total = sum(sizes)
     size = min(max(total // (8 * max(slots, 1)), MIN_TASK_BYTES), MAX_TASK_BYTES)

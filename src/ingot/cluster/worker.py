@@ -27,7 +27,7 @@ def worker_name() -> str:
 
 
 def answer(line: bytes) -> bytes:
-    """Run the request in a line and return the answer; all errors, also of the request, become an answer."""
+    """Run the request in a line, and return the answer. Errors of the task and of the request become an answer."""
     request_id: int | None = None
     try:
         request = messages.decode(line, Request)
@@ -57,8 +57,8 @@ def serve(interval: str) -> None:
 
     ``interval`` is the number of seconds between heartbeats, as text because it is a command line argument.
 
-    At the end of the input the driver has ended, and the process ends even during a task. If a child of the driver
-    keeps the pipe open, or the process is suspended, the system and the heartbeat thread end it instead.
+    The input ends when the driver ends; this process then ends too, even during a task. If the input does not end,
+    because a child of the driver keeps the pipe open, the system or the heartbeat thread ends this process.
     """
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C and stops its workers

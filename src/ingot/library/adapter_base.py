@@ -19,9 +19,9 @@ _LISTED = 3
 
 
 def require_sound(source: Source) -> None:
-    """Read an adapter completely, to find damage.
+    """Read all of an adapter, and raise an error if it is damaged.
 
-    Raises ``FormatError`` or ``CodecError`` of ``open_adapter`` and ``Factor.values`` for damage. If Ingot does not
+    The errors are ``FormatError`` and ``CodecError`` of ``open_adapter`` and ``Factor.values``. If Ingot does not
     support the adapter's method, nothing is read.
     """
     try:
@@ -35,10 +35,11 @@ def require_sound(source: Source) -> None:
 
 
 def find_base(library: OpenLibrary, adapter_path: AnyPath, requested: str) -> tuple[AdapterBase | None, str]:
-    """Return the base of an adapter and a note about it.
+    """Return the base of an adapter, or None if it is not found, and a note about it.
 
-    ``requested`` is a name, or ``auto``: the only artifact that has every module of the adapter with its shape. If
-    there are several, it is the artifact with the name that the adapter states, else none.
+    ``requested`` is a name, or ``auto``. With ``auto``, candidates are the artifacts that have every module of the
+    adapter with its shape. If several fit, those with the base's name that the adapter states remain. The base is the
+    only candidate that remains.
 
     Raises the errors of ``open_adapter``, and of ``match`` for a requested base.
     """
@@ -90,7 +91,7 @@ def require_base(library: OpenLibrary, manifest: Manifest) -> str:
 
 
 def _reference(library: OpenLibrary, base: Manifest) -> AdapterBase:
-    """Return the reference to a base; the content id is taken from an adapter with this base, or computed."""
+    """Return the reference to a base. The content id is that in another adapter's reference to it, or is computed."""
     digest = base.digest()
     for name in library.names():
         try:

@@ -82,10 +82,10 @@ def choose_base(
     requested: str,
     read: Callable[[Segment], memoryview],
 ) -> Base:
-    """Return the requested base; for ``auto`` the base with the smallest delta of a large tensor.
+    """Return the requested base; for ``auto``, the candidate to which the largest common tensor has the smallest delta.
 
-    Candidates are the artifacts that share most of the tensors by name, dtype and size. Candidates with short chains of
-    deltas are tried first. ``read`` returns the content of a segment.
+    The candidates for ``auto`` are the artifacts with the most bytes in tensors of the same name, dtype and size.
+    Candidates with short chains of deltas are tried first. ``read`` returns the content of a segment.
 
     Raises ``UsageError`` ``library.unknown``, and the errors of reading the requested artifact's manifest.
     """
@@ -111,7 +111,10 @@ def choose_base(
 def _nearest(
     bases: list[Base], segments: Mapping[Key, Segment], objects: Objects, read: Callable[[Segment], memoryview]
 ) -> Base:
-    """Return the base to which the largest common tensor has the smallest delta; ties go to the shorter chain."""
+    """Return the base to which the largest common tensor has the smallest delta.
+
+    Among bases with nearly equal deltas, it is the base with the shortest chain of deltas.
+    """
     common = [key for key in segments if all(key in base.objects for base in bases)]
     if len(bases) == 1 or not common:
         return bases[0]
@@ -386,7 +389,7 @@ class _Addition:
         return Chunk(data.nbytes, id, b"", *tensor_fields)
 
     def _is_whole(self, id: str) -> bool:
-        """Return whether all objects from which ``id`` is decoded exist; if not, the object is written again."""
+        """Return whether all objects from which the object ``id`` is decoded exist."""
         try:
             return bool(self._objects.chain(id))
         except IngotError:

@@ -28,13 +28,13 @@ from ingot.model.tensor import Array
 from ingot.stores.local import LocalTarget
 
 MIN_DELTA = 1 << 14
-"""Minimum size in bytes of an object that may be stored as a delta.
+"""The minimum size in bytes of an object that may be stored as a delta.
 
-For a smaller one the file would be mostly overhead.
+The file of a smaller object would be mostly overhead.
 """
 
 DELTA_SUFFICES = 4
-"""If a delta is smaller than the values by this factor, other codecs are not tried.
+"""If the values are at least this number of times larger than their delta, other codecs are not tried.
 
 Entropy coding never reduces weights by this factor.
 """

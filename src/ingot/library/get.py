@@ -26,7 +26,10 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Got(Reportable):
-    """The result of ``get``: destination, number and total bytes of the files; ``notes`` are those of a conversion."""
+    """The result of ``get``: the destination, and the number and total size in bytes of the written files.
+
+    ``notes`` are the notes of the conversion, if the artifact was converted.
+    """
 
     name: str
     destination: str

@@ -216,12 +216,14 @@ def _require_alone(library: OpenLibrary, use: FolderLock) -> None:
 
 @takes(CheckOptions, "store")
 def verify(options: CheckOptions) -> list[Finding]:
-    """Check the digest of every object, every manifest, and that all objects of the manifests exist.
+    """Check every object and every manifest of a library, and return what is damaged or missing.
+
+    The digests of objects and manifests are compared, and every object that a manifest needs must exist.
 
     Returns
     -------
     list of Finding
-        Errors by rule; a finding about an artifact names the missing object.
+        Findings with their rules: errors, and notes about files that are no objects.
     """
     with using(Location.parse(options.library)) as library:
         objects = library.objects()

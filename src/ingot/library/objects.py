@@ -150,8 +150,9 @@ class Objects:
         )
 
     def _levels(self) -> dict[str, tuple[int, str]]:
-        """Return, by the id of each object that can be decoded, the deltas in its shortest chain, and the base of the
-        last delta.
+        """Return, for each object that can be decoded, the number of deltas in its shortest chain, and its base.
+
+        The keys are ids of objects. The base is the id from which the last delta of the chain is stored, or empty.
         """
         if self._decodable is None:
             self._decodable = {variant.id: (0, "") for variant in self._sizes if not variant.base}
@@ -183,7 +184,7 @@ class Objects:
         return sum(self._sizes[variant] for variant in variants)
 
     def values(self, id: str, size: int | None = None) -> memoryview:
-        """Return an object's contents after comparing the digest. Memory holds at most these contents and one delta.
+        """Return an object's contents after comparing the digest. Memory contains at most them and one delta.
 
         Parameters
         ----------
@@ -255,9 +256,9 @@ class Objects:
                 source.close()
 
     def _check_size(self, variant: StorageForm, tensor: Tensor, size: int | None) -> None:
-        """Raise an error if the object has another size, or if its stored parts are too large for it.
+        """Raise an error if an object's size is not ``size``, or if its parts are too large for its size.
 
-        Decodes nothing.
+        Nothing is decoded. If ``size`` is None, any size is accepted.
         """
         nbytes = DTYPES[tensor.dtype].nbytes(tensor.size)
         if size is not None and nbytes != size:

@@ -57,7 +57,10 @@ class OpenLibrary:
                 self.folder.write(_MARK, _MARKED)
 
     def _require_empty(self) -> None:
-        """Raise an error if the folder has other contents than a library, which another process may be creating."""
+        """Raise ``UsageError`` ``library.none`` if the folder contains anything that is not part of a library.
+
+        Files and folders of a library are accepted, because another process may be creating it.
+        """
         listing = self.folder.store.list()
         foreign = [
             name
@@ -105,7 +108,10 @@ class OpenLibrary:
         return f"{SCHEME}:{self.root.text.replace('!', '%21')}!{quote(name, errors='surrogateescape')}"
 
     def _reopen(self) -> Store:
-        """Return the store, opened again, because a remote store keeps the file versions that it read first."""
+        """Return the library's store, opened again to read the present versions of files.
+
+        A remote store that stays open returns the versions that it read first.
+        """
         return self.root.store(io="pread")
 
     def _not_a_library(self, content: str) -> UsageError:
@@ -122,9 +128,9 @@ class LibraryScheme(Scheme):
         return store
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the store of an artifact, and the name of a file in it.
+        """Return the store of an artifact or of a folder in it, and the name of the file that the address names.
 
-        If the address names no file, this is the artifact's only file.
+        If it names no file, the name is that of the artifact's only file, or empty if the artifact is a folder.
         """
         address, mark, artifact_path = text.partition(":")[2].partition("!")
         path = unquote(artifact_path).strip("/")

@@ -52,10 +52,10 @@ _MAX_COPY_BYTES = 5_000_000_000  # the largest file that an object store copies 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The arguments for running a plan's steps on workers; ``pool`` starts the workers or connects to them.
+    """The arguments for running a plan's steps on workers.
 
-    ``plan`` is the plan as JSON, ``task_type`` the type of its tasks in ``TASK_TYPES``. ``max_ram`` and ``threads``
-    apply to each worker.
+    ``pool`` starts the workers or connects to them. ``plan`` is the plan as JSON. ``task_type`` is the name in
+    ``TASK_TYPES`` of the type of its tasks. ``max_ram`` and ``threads`` apply to each worker.
     """
 
     pool: Callable[[], Pool]
@@ -77,11 +77,14 @@ class Shared(Protocol):
         ...
 
     def plan(self, indices: range) -> Plan:
-        """Return a plan with only the steps at ``indices``; raise ``FormatError`` ``plan.step``."""
+        """Return a plan with only the steps at ``indices``.
+
+        Raises ``FormatError`` ``plan.step`` if a step does not match its source or the format.
+        """
         ...
 
     def hashed(self, indices: range) -> Sequence[Sequence[int]]:
-        """Return for each of these steps the points (``Observer.points``) at which values are hashed."""
+        """Return, for each step at ``indices``, the points (``Observer.points``) at which its values are hashed."""
         ...
 
     def writer(self, target: bytesource.Target) -> FormatWriter:
@@ -89,7 +92,7 @@ class Shared(Protocol):
         ...
 
     def require_unchanged(self) -> None:
-        """Raise if a file of the sources has changed since it was opened."""
+        """Raise ``IntegrityError`` if a file of the sources has changed since it was opened."""
         ...
 
     def close(self) -> None:
@@ -101,9 +104,9 @@ class Shared(Protocol):
 class Job(Struct, frozen=True, forbid_unknown_fields=True):
     """The fields that all tasks of a plan share.
 
-    ``parts`` is the address of the folder into which workers write files, and ``key`` the subfolder with the plan.
-    ``files`` is the path of the folder with the artifact's files, if workers write at the final offsets. ``max_ram``
-    and ``threads`` are the resources of each worker.
+    ``parts`` is the address of the folder into which workers write files, and ``key`` its subfolder with the plan.
+    If workers write tensors at their final offsets, ``files`` is the path of the folder with the artifact's files, else
+    None. ``max_ram`` and ``threads`` are the resources of each worker.
     """
 
     parts: str
@@ -117,7 +120,7 @@ class Job(Struct, frozen=True, forbid_unknown_fields=True):
 class StepsBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a task message: consecutive steps of a plan.
 
-    The names of its files contain ``attempt``, a token of the attempt, so that they are unique.
+    ``attempt`` is a token of this attempt to run the task. File names contain it, so that attempts share no file.
     """
 
     job: Job
@@ -186,18 +189,19 @@ def distribute(
 
 
 def tasks_of(plan: Plan, finished: set[int], slots: int, hashed: Sequence[Sequence[int]]) -> list[Task]:
-    """Split the unfinished steps into tasks of consecutive steps; a step above a worker's share is split by rows.
+    """Return tasks for the unfinished steps: each has consecutive steps, or a range of rows of one large step.
 
-    ``hashed`` are the points of each step at which values are hashed.
+    ``finished`` are the indices of finished steps, and ``slots`` is the number of workers. ``hashed`` are the points of
+    each step at which values are hashed.
     """
     sizes = [step.in_bytes for step in plan.steps]
     return split_tasks(sizes, slots, finished, lambda index: plan.steps[index].row_ranges(hashed[index]))
 
 
 def tasks_by_file(plan: Plan, finished: set[int], files: Sequence[str]) -> list[Task]:
-    """Return a task for each file of the result with an unfinished step; ``files`` are the files of the steps.
+    """Return a task for each file of the result that has an unfinished step.
 
-    Files whose steps are interleaved share a task.
+    ``files`` is the file of each step. Files whose steps are interleaved share a task.
     """
     last = {file: index for index, file in enumerate(files)}
     tasks: list[Task] = []
@@ -214,9 +218,10 @@ def tasks_by_file(plan: Plan, finished: set[int], files: Sequence[str]) -> list[
 
 
 def _files_by_step(plan: Plan, target: Target) -> list[str] | None:
-    """Return the file of each step if workers can write full files of the result; None if they cannot.
+    """Return the file of each step if workers can write full files of the result, else None.
 
-    The result must have several files, and the object store must be able to copy each of them.
+    They can if the plan alone determines the offset of each tensor, the result has several files, and the object store
+    can copy each file.
     """
     artifact = Artifact(plan.specs, plan.metadata, plan.attachments)
     writer = plan.format.writer(LocalTarget(target.staging.files), target.name, artifact, plan.options)
@@ -241,9 +246,9 @@ def _placed_ends(earlier: Sequence[TaskResult]) -> dict[str, int]:
 
 
 def _earlier_results(folder: SharedFolder, key: str, checks: ResultCheck) -> list[TaskResult]:
-    """Return the valid results of an interrupted run, each step once.
+    """Return the valid results of an interrupted run; no two contain the same step.
 
-    Results for ranges of rows are not used. In buckets the versions of the files must be those of the results.
+    Results for ranges of rows are not used. In a bucket, the files must have the versions that the results state.
     """
     results: list[TaskResult] = []
     for name in folder.states(key):
@@ -286,9 +291,9 @@ class _OpenedJob:
         self._placed_writer: SharedWriter | None = None
 
     def placed_writer(self, index: int) -> SharedWriter | None:
-        """Return a writer that writes at the final offsets, positioned at or before tensor ``index``.
+        """Return the writer that writes at the final offsets, positioned at or before tensor ``index``.
 
-        None if the job has no shared files.
+        Returns None if workers of the job do not write at final offsets.
         """
         if self.job.files is None:
             return None
@@ -298,7 +303,7 @@ class _OpenedJob:
         return self._placed_writer
 
     def full_file_writer(self, target: bytesource.Target) -> SharedWriter:
-        """Return a writer for files that this worker writes in full, in another folder than the final one."""
+        """Return a writer for files that this worker writes in full into ``target``, which is not the final folder."""
         writer = self._writer(target)
         assert writer is not None
         return writer
@@ -319,7 +324,7 @@ class _OpenedJob:
 
 
 def _require_rows(task: Task, plan: Plan, hashed: Sequence[Sequence[int]]) -> None:
-    """Raise ``cluster.task`` if a task is a range of rows at which its step cannot be split."""
+    """Raise ``FormatError`` ``cluster.task`` if a task is a range of rows into which its step cannot be split."""
     if task.rows is None:
         return
     start, stop = task.rows

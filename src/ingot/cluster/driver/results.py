@@ -1,4 +1,4 @@
-"""Check a worker's results before the driver uses them, because a faulty worker may not notice its errors."""
+"""Checks of workers' results in the driver, because a faulty worker may not notice its errors."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class ResultCheck:
         self._blob_locations: dict[Task, list[list[BlobLocation]]] = {}
 
     def prepare(self, task: Task) -> None:
-        """Compute the final offsets of a task's tensors, for ``check``.
+        """Compute the final offsets of a task's tensors, which ``check`` compares with the result.
 
-        This is fastest for tasks in the order of their steps.
+        Calls are fastest in the order of the tasks' steps.
         """
         if task in self._blob_locations or task.rows is not None or not self._is_placed:
             return
@@ -89,9 +89,10 @@ class ResultCheck:
         self._blob_locations.pop(task, None)
 
     def check(self, result: TaskResult, task: Task, attempt: str, *, parts: bool, placed: bool) -> None:
-        """Check the result of a task; raise ``WorkerLostError`` if it is not valid.
+        """Raise ``WorkerLostError`` if the result of a task is not valid.
 
-        With ``parts`` the bytes in the worker's file are read and checked, with ``placed`` those at final offsets.
+        If ``parts`` is true, the bytes in the worker's file are read and checked too. If ``placed`` is true, the bytes
+        at final offsets are.
         """
         try:
             _require_same_task(result, task, attempt)
@@ -105,7 +106,10 @@ class ResultCheck:
             raise WorkerLostError(f"worker {result.worker[:200]} returned a wrong result: {error}") from error
 
     def fits(self, index: int, results: Sequence[StepResult]) -> bool:
-        """Return whether results of a step, or of all its rows, have the number of bytes of each part in the plan."""
+        """Return whether ``results`` have the planned number of bytes of each part of step ``index``.
+
+        ``results`` is the result of the step, or the results of all ranges of its rows.
+        """
         if any(item.written is not None for item in results):
             return len(results) == 1
         return _sizes_fit(self._plan.steps[index].spec, results)
@@ -153,7 +157,10 @@ class ResultCheck:
     def _require_record(
         self, step: Step, item: StepResult, locations: Sequence[BlobLocation], read: Read | None
     ) -> None:
-        """Compare the record of a tensor at its final offset with the layout, and with ``read`` also with its bytes."""
+        """Raise ``InvalidMessageError`` unless the record of a tensor at its final offset has the planned offsets.
+
+        If ``read`` is given, the digests in the record are compared with the bytes that it reads.
+        """
         record = item.written
         if record is None or item.file or item.runs or record.get("name") != step.spec.name:
             raise InvalidMessageError(f"expected a record of {step.spec.name[:80]!r}")
@@ -166,7 +173,10 @@ class ResultCheck:
                 raise InvalidMessageError(f"the bytes of {step.spec.name[:80]!r} have other digests")
 
     def _require_part(self, result: TaskResult, item: StepResult, end: int) -> None:
-        """Check that a step's bytes follow the previous ones in the worker's file and have the sizes of the plan."""
+        """Raise ``InvalidMessageError`` unless a step's bytes begin at ``end`` of the worker's file and fit the plan.
+
+        ``end`` is the end of the bytes of the steps before it.
+        """
         spec = self._plan.steps[item.number].spec
         if item.written is not None or item.offset != end or item.file != f"{self._name(result)}.bin" * bool(item.file):
             raise InvalidMessageError(f"expected the bytes of {spec.name[:80]!r} in the task's file")
@@ -198,7 +208,10 @@ def _require_crc(item: StepResult, read: Read) -> None:
 
 
 def _sizes_fit(spec: TensorSpec, results: Sequence[StepResult]) -> bool:
-    """Return whether the bytes of each part in ``results`` have the length of the spec, or at most its upper bound."""
+    """Return whether each part in ``results`` has the number of bytes in the spec.
+
+    If the spec has no length for a part, its upper bound applies.
+    """
     sizes: dict[str, int] = {}
     for role, count in (run for item in results for run in item.runs):
         sizes[role] = sizes.get(role, 0) + count

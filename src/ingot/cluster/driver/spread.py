@@ -42,8 +42,8 @@ class Opened(Generic[Item]):
 class Files(Struct, Generic[Options], frozen=True, forbid_unknown_fields=True):
     """The files that contain a question's items, as a message to workers.
 
-    ``options`` are those with which the driver opened them, ``addresses`` the absolute addresses of options that are
-    paths, ``identity`` the identity of the files that the driver opened.
+    ``options`` are the options with which the driver opened the files. ``addresses`` are the absolute addresses of
+    options that are paths, by name. ``identity`` identifies the files that the driver opened.
     """
 
     options: Options
@@ -180,7 +180,7 @@ def ask(question: str, files: Files[Any], queries: Sequence[Query], pool: Pool, 
 
 
 def _require_results(result: ItemsResult[Any], queries: Sequence[Query]) -> None:
-    """Raise ``WorkerLostError`` if a result has another number of items than the task, or items of other names."""
+    """Raise ``WorkerLostError`` unless a result has one item per query; names of items must be those of the queries."""
     names = [getattr(item, "name", None) for item in result.results]
     if len(names) != len(queries) or any(
         name not in (None, item.name) for name, item in zip(names, queries, strict=True)
@@ -192,8 +192,9 @@ def _require_results(result: ItemsResult[Any], queries: Sequence[Query]) -> None
 def _open_same(
     open_items: Callable[[Options], AbstractContextManager[Opened[Item]]], files: Files[Options]
 ) -> Iterator[Opened[Item]]:
-    """Open the items of ``files`` and check that the files are those that the driver opened; raise
-    ``cluster.source``.
+    """Open the items of ``files`` in a worker.
+
+    Raises ``IntegrityError`` ``cluster.source`` if the files are not those that the driver opened.
     """
     texts = {name: local_text(getattr(files.options, name), url) for name, url in files.addresses.items()}
     with open_items(structs.replace(files.options, **texts)) as items:
@@ -208,5 +209,5 @@ def _open_same(
 
 
 def files_of(options: Options, addresses: Mapping[str, str], identity: Sequence[Any]) -> Files[Options]:
-    """Return the message about a question's files, with values that JSON can express."""
+    """Return the ``Files`` of a question; see there for the arguments."""
     return Files(options, dict(addresses), list(identity))
