@@ -18,7 +18,7 @@ from ingot.quantization.tensor import StatisticsSource, load_factors, matrices, 
 
 
 def read_matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
-    """Yield a tensor's matrices in f32 by the names of their statistics."""
+    """Yield the name of the statistics and the f32 values of each matrix of a tensor."""
     for name, index in matrices(tensor.name, tensor.shape):
         values = cast(tensor[index] if index else tensor.numpy(), "f32")
         require_finite(values, tensor.name)
@@ -26,9 +26,9 @@ def read_matrices(tensor: Tensor) -> Iterator[tuple[str, Array]]:
 
 
 class CodedSteps:
-    """The step of a model for each number of coded bits: all matrices with this number share it.
+    """The quantization step of a model for each number of coded bits; matrices with the same number share a step.
 
-    It is computed once, from all these matrices and their statistics, when the first of them is rounded.
+    A step is computed once, from the matrices that share it and their statistics, when the first of them is rounded.
     """
 
     def __init__(self, checkpoint: Checkpoint, choices: Mapping[str, QuantizerSpec]) -> None:
@@ -41,7 +41,10 @@ class CodedSteps:
         self._steps: dict[float, float | None] = {}
 
     def of_bits(self, bits: float, statistics: StatisticsSource) -> float | None:
-        """Return the step at which codes have ``bits`` bits on average; None if no errors can be compared."""
+        """Return the step at which the codes of all matrices with ``bits`` coded bits have ``bits`` bits on average.
+
+        Returns None if errors are not comparable in any of the matrices (``RowSteps.comparable``).
+        """
         with self._lock:
             if bits not in self._steps:
                 lengths = [item for name in self._names[bits] for item in self._lengths(name, statistics)]

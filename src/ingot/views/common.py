@@ -32,15 +32,15 @@ def view_of(
     ----------
     checkpoint : Checkpoint
     entries : sequence of (new name, function or None, old name)
-        The function builds the tensor; None for the unchanged tensor of the old name.
+        The function builds the tensor. If it is None, the tensor of the old name is used unchanged.
     verb, argument
-        The function that makes the view, and its argument (see ``derive_checkpoint``).
+        The function that creates the view, and its argument (see ``derive_checkpoint``).
     description
-        The argument as JSON, if the argument is not JSON.
+        The argument as JSON values; by default ``argument``.
     origins : mapping, optional
-        New names to the names of the tensors from which they are computed; by default the old name of the entry.
+        For each new name, the names of the tensors from which it is computed; by default the old name of the entry.
     importance, aliases : mapping, optional
-        Column weights and aliases of new tensors. Unchanged names with unchanged columns keep their weights.
+        Column weights and aliases of new tensors. A tensor that keeps its name and number of columns keeps its weights.
     """
     all_origins = {new: (old,) for new, _, old in entries if new != old} | dict(origins or {})
     description = argument if description is None else description
@@ -68,7 +68,7 @@ def lazy_tensors(
 ) -> Mapping[str, Tensor]:
     """Return tensors by new name: each is built by its function, or is the checkpoint's tensor of the old name.
 
-    Raises ``UsageError`` ``view.delta``, ``view.name``.
+    Raises ``UsageError`` ``view.delta`` if the checkpoint is a delta, and ``view.name`` if a new name occurs twice.
     """
     if KEY in checkpoint.metadata:
         raise UsageError(

@@ -21,19 +21,21 @@ _FUNCTIONS: Mapping[str, tuple[_Function, _Function]] = {
     "plus_one": (lambda x: x + np.float32(1), lambda y: y - np.float32(1)),
     "softplus": (lambda x: np.logaddexp(np.float32(0), x), lambda y: y + np.log(-np.expm1(-y))),
 }
-"""Each function and its inverse, on f32."""
+"""Each function and its inverse, for f32 values."""
 FUNCTIONS = tuple(_FUNCTIONS)
 
 
 def compute(checkpoint: Checkpoint, names: Mapping[str, tuple[str, bool]]) -> Checkpoint:
-    """Return the checkpoint with some values replaced by a function of them, f32; results are cached in memory.
+    """Return the checkpoint with some tensors replaced by a function of their values, computed in f32.
+
+    Results are cached in memory.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     names : mapping of name to (function, inverse)
-        A name of ``FUNCTIONS``, and whether to compute its inverse. The inverse returns f16 or bf16 numbers if the
-        function maps them to the stored values bit for bit; otherwise the nearest f32 numbers.
+        A name of ``FUNCTIONS``, and whether to compute its inverse. Results are f32. Those of an inverse are bf16 or
+        f16 numbers if the function maps these to the stored values bit for bit.
 
     Raises
     ------
@@ -61,9 +63,9 @@ def compute(checkpoint: Checkpoint, names: Mapping[str, tuple[str, bool]]) -> Ch
 
 
 def _invert(values: Array, forward: _Function, backward: _Function) -> Array:
-    """Return the numbers x with ``forward(x) == values``.
+    """Return f32 numbers x for which ``forward(x)`` is nearest to ``values``.
 
-    They are bf16 or f16 numbers if these are exact, else the nearest f32 numbers.
+    If bf16 or f16 numbers give exactly ``values``, these are returned. ``backward`` estimates x.
     """
     estimate: Array = backward(values).astype(np.float32)
     for dtype in ("bf16", "f16"):

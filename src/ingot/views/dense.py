@@ -23,8 +23,8 @@ from ingot.views.common import BuildTensor, require_names, view_of
 class Change:
     """A change of a tensor's values, its element type and its shape.
 
-    ``plus`` is added in f32, then values are rounded once to ``dtype``. The result is reshaped to ``shape`` if set, and
-    gets ``zero_rows`` rows of zeros in front.
+    ``plus`` is added in f32, then values are rounded once to ``dtype``. The result is reshaped to ``shape`` if it is
+    set. Then ``zero_rows`` rows of zeros are inserted before the first row.
     """
 
     dtype: str

@@ -26,7 +26,7 @@ LoadStatistics = Callable[[], StatisticsSource]
 
 
 def members_of_merged(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return, for each of ``names``, all matrices that a program merges into one with it, itself included."""
+    """Return, for each matrix in ``names``, the matrices in ``names`` that programs merge with it, including itself."""
     groups: dict[str, list[str]] = {}
     members = {}
     for name in names:
@@ -38,13 +38,14 @@ def members_of_merged(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
 def input_scales(
     checkpoint: Checkpoint, names: Sequence[str], load_statistics: LoadStatistics
 ) -> dict[str, tuple[str, BuildTensor]]:
-    """Return, by the name of each scale, its matrix and a function that builds the scale.
+    """Return, by the name of each input scale, the name of its matrix and a function that builds the scale's tensor.
 
-    The scale is 6 * 448 divided by the largest magnitude of the matrix's inputs. Multiplied by it, the largest input is
-    the largest E2M1 number times the largest E4M3 number. Merged matrices share the smallest scale. The statistics are
-    read when the scale is read.
+    The scale is 6 * 448 divided by the largest magnitude of the matrix's inputs: the largest E2M1 number is 6, the
+    largest E4M3 number 448. Matrices that programs merge share the smallest scale. The statistics are read when the
+    scale is read.
 
-    Reading raises ``FormatError`` ``statistics.absmax`` if the statistics lack the largest magnitudes of inputs.
+    Reading a scale raises ``FormatError`` ``statistics.absmax`` if the statistics lack the largest magnitudes of
+    inputs.
     """
     members = members_of_merged(name for name in names if name.endswith(WEIGHT))
 

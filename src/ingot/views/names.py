@@ -77,7 +77,7 @@ def drop(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
 
 
 def omit(checkpoint: Checkpoint, omissions: Mapping[str, Omission]) -> Checkpoint:
-    """Return the checkpoint without some tensors; the reasons are stored for the account of a conversion.
+    """Return the checkpoint without some tensors. A conversion of the view reports the reasons in ``omissions``.
 
     Raises ``UsageError`` ``tensor.unknown``.
     """

@@ -26,9 +26,9 @@ _NVFP4 = replace(CODEBOOKS["nvfp4"], second=MULTIPLY)
 def split_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
     """Return the checkpoint with the second scales of NVFP4 tensors as separate tensors.
 
-    llama.cpp multiplies a layer's output by ``X.scale``. Other formats multiply the weights' scales by it, or divide
-    them (compressed-tensors). A divisor becomes its reciprocal, with which values are equal at least in their dtype.
-    Without such tensors, the checkpoint is returned.
+    llama.cpp multiplies a layer's output by ``X.scale``. Other formats multiply the weights' scales by the second
+    scale, or divide them by it (compressed-tensors). A divisor is replaced by its reciprocal if values are then equal
+    in their dtype. If there are no tensors to split, ``checkpoint`` itself is returned.
     """
     entries: list[tuple[str, BuildTensor | None, str]] = []
     for name, tensor in checkpoint.items():
@@ -48,7 +48,7 @@ def split_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
 
 
 def rounded_second_scales(checkpoint: Checkpoint) -> list[str]:
-    """Return the tensors whose f32 values ``split_second_scales`` changes, although they stay equal in their dtype."""
+    """Return the tensors whose values are equal in their dtype, but not in f32, after ``split_second_scales``."""
     return [
         name
         for name, tensor in checkpoint.items()
@@ -62,8 +62,8 @@ def rounded_second_scales(checkpoint: Checkpoint) -> list[str]:
 def join_second_scales(checkpoint: Checkpoint, _: object = None) -> Checkpoint:
     """Return the checkpoint with NVFP4 blocks and their ``X.scale`` joined into one tensor.
 
-    The blocks are read. Blocks with scales that the joined layout cannot represent are unchanged. Without such tensors,
-    the checkpoint is returned.
+    The blocks are read. A tensor with scales that the joined layout cannot represent remains unchanged, with its
+    ``X.scale``. If there are no tensors to join, ``checkpoint`` itself is returned.
     """
     joined_tensors: dict[str, Tensor] = {}
     for name, tensor in checkpoint.items():
@@ -91,9 +91,10 @@ def _weight(tensor: Tensor, layout: ScaledCodebookLayout) -> BuildTensor:
 
 
 def _multiplier(tensor: Tensor, layout: ScaledCodebookLayout) -> Second | None:
-    """Return the second scale by which an NVFP4 tensor's scales are multiplied.
+    """Return the second scale of an NVFP4 tensor as a multiplier of its scales.
 
-    None for another layout, or if no f32 number reproduces all values.
+    Returns None if the tensor has another layout, or if its second scale is a divisor that no f32 multiplier can
+    replace.
     """
     multiplied = replace(_NVFP4, dtype=layout.dtype)
     if layout not in (multiplied, replace(multiplied, second=DIVIDE)) or tensor.shape[-1] % TYPES["nvfp4"].elements:

@@ -1,4 +1,4 @@
-"""A view that splits the quantization groups of integers, for formats whose groups must divide the columns."""
+"""A view with smaller quantization groups of integers, for formats in which the group size must divide the columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ingot.views.common import BuildTensor, view_of
 
 
 def even_group(group: object, cols: int, sizes: Sequence[int]) -> int | None:
-    """Return the largest of ``sizes`` that divides ``group`` and the columns; None if ``group`` divides the columns."""
+    """Return the largest of ``sizes`` that divides the group size ``group`` and the number of columns.
+
+    Returns None if ``group`` divides the columns already, or if no size divides both.
+    """
     if not isinstance(group, int) or not group or cols % group == 0:
         return None
     return max((size for size in sizes if group % size == 0 and cols % size == 0), default=None)
@@ -22,7 +25,7 @@ def even_group(group: object, cols: int, sizes: Sequence[int]) -> int | None:
 def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
     """Return the checkpoint with smaller groups in some affine tensors; no value changes.
 
-    Without ``groups``, the checkpoint is returned.
+    If ``groups`` is empty, ``checkpoint`` itself is returned.
 
     Parameters
     ----------
@@ -48,7 +51,8 @@ def regroup(checkpoint: Checkpoint, groups: Mapping[str, int]) -> Checkpoint:
 def smaller_groups(checkpoint: Checkpoint, sizes: Sequence[int], *, common_size: bool) -> dict[str, int]:
     """Return the new group sizes of the affine tensors whose groups must be split, by name.
 
-    New groups divide the columns. If ``common_size`` is true and a size divides all groups, all tensors get that size.
+    New group sizes divide the columns. If ``common_size`` is true, all tensors must have one group size. They then get
+    the first of ``sizes`` that divides all group sizes, if there is one.
     """
     names = checkpoint.tensor_map.names_where(lambda tensor: _group(tensor) is not None)
     groups = {name: group for name in names if (group := _group(checkpoint[name])) is not None}
@@ -64,7 +68,7 @@ def smaller_groups(checkpoint: Checkpoint, sizes: Sequence[int], *, common_size:
 
 
 def _group(tensor: Tensor) -> int | None:
-    """Return the columns per group of an affine tensor; None for other tensors and other grids of scales."""
+    """Return the number of columns per group of an affine tensor whose scales belong to groups of a row, else None."""
     if tensor.codec != AffineLayout.codec:
         return None
     try:

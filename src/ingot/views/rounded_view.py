@@ -38,7 +38,7 @@ ReadPart = Callable[[], Array]
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """The matrices to round, their statistics, and results that are set when matrices are read.
+    """The matrices to round, their statistics, and the results, which are added when matrices are read.
 
     Parameters
     ----------
@@ -56,20 +56,21 @@ class Rounding:
     outcomes : dict
         Result per matrix (``NAME:expert.N`` for experts of a stack), set when the matrix is rounded.
     bias_changes : dict
-        Largest change per bias, set when the bias is read; None if the statistics lack means of inputs.
+        Largest change of each bias, set when the bias is read. None if the bias is unchanged, because the statistics
+        lack the means of inputs.
     statistics_ready : bool
         Whether the statistics exist already, so that estimates of memory may read them.
     input_scales : bool
         Whether the view has an input scale for each matrix with a second scale (``views.input_scales``).
     replace_statistics : callable, optional
-        Replaces the statistics that ``load_statistics`` returns. None if matrices cannot be rounded layer by layer,
-        because the statistics exist already, or because scales or steps are chosen for several matrices together.
+        Replaces the statistics that ``load_statistics`` returns, so that matrices can be rounded layer by layer. None
+        if they cannot: the statistics exist already, or scales or steps are chosen for several matrices together.
     device : torch.device, optional
         The device on which matrices are rounded; None for the CPU.
     threads : int, optional
         The number of threads that matrices share; None for one per processor.
     saved : dict
-        Functions that read parts of tensors that an earlier run rounded, by name and role.
+        Tensors that an earlier run rounded: for each name and role, a function that reads the part.
     """
 
     choices: Mapping[str, QuantizerSpec]
@@ -148,7 +149,7 @@ class _Magnitudes:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Numbers that depend on several matrices."""
+    """Values that depend on several matrices: largest magnitudes and steps."""
 
     magnitudes: _Magnitudes
     steps: CodedSteps
@@ -215,9 +216,10 @@ class _RoundedTensor:
         return rounding_memory(self.spec, shape, statistics, vocabulary=vocabulary) + self.tensor.nbytes + cached
 
     def _round(self) -> Mapping[str, memoryview]:
-        """Round each of the tensor's matrices by its statistics; the matrices of a stack share the first one's table.
+        """Return the parts of the rounded tensor, by role. Each matrix is rounded by its statistics.
 
-        Parts that an earlier run rounded are read instead.
+        All matrices of a stack use the table of the first matrix. If an earlier run rounded the tensor, its parts are
+        read instead.
         """
         saved = self._saved.get(self.tensor.name)
         if saved is not None:
@@ -230,7 +232,7 @@ class _RoundedTensor:
         return {role: _bytes(array) for role, array in parts.items()}
 
     def _grid(self) -> Grid:
-        """Return the grid to which the tensor is rounded, with the numbers that it shares with other tensors."""
+        """Return the grid to which the tensor is rounded, with the step or the largest magnitude that tensors share."""
         grid = self.spec.grid
         if grid.coded is not None:
             return replace(grid, step=self._shared.steps.of_bits(grid.coded, self._load_statistics()))
@@ -238,12 +240,12 @@ class _RoundedTensor:
 
 
 def is_vocabulary(name: str) -> bool:
-    """Return whether a tensor is an embedding or a head, whose statistics have no G."""
+    """Return whether a tensor is an embedding or a head. Their statistics lack G, the moments of the gradients."""
     return role_of(name) in ("embedding", "head")
 
 
 def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | None:
-    """Return the name of a matrix's bias if it exists and should be corrected."""
+    """Return the name of a matrix's bias if it should be corrected and is a dense float vector, else None."""
     bias = f"{name.removesuffix('weight')}bias"
     if not spec.correct_bias or not name.endswith(".weight") or bias not in checkpoint:
         return None
@@ -255,7 +257,7 @@ def _bias_of(checkpoint: Checkpoint, name: str, spec: QuantizerSpec) -> str | No
 def _corrected_bias(tensor: Tensor, work: _RoundedTensor, rounding: Rounding) -> Tensor:
     """Return a bias with the values ``b + (W - Q) m``, computed on access.
 
-    b is the bias ``tensor``, W the matrix of ``work``, Q the rounded matrix, and m the means of the inputs.
+    b is the bias ``tensor``, W the matrix of ``work``, Q the rounded matrix, and m the means of the matrix's inputs.
     """
     part = Part(
         tensor.dtype,
@@ -276,7 +278,7 @@ class _CorrectedBias:
 
     @property
     def memory(self) -> int:
-        """The bytes of memory for rounding the matrix and for its difference to the original."""
+        """The number of bytes of memory for rounding the matrix and for its difference to the original matrix."""
         return self._work.memory + 8 * self._work.tensor.size
 
     def part(self, role: str) -> memoryview:

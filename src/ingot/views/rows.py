@@ -271,7 +271,10 @@ def _split_view(
     verb: Verb,
     argument: Any,
 ) -> Checkpoint:
-    """Return the view in which some tensors are replaced by slices of rows, each with a name, shape and first row."""
+    """Return the view in which some tensors are replaced by slices of their rows.
+
+    ``slices`` has, for each tensor, the name, the shape and the first row of each slice.
+    """
 
     def builder(name: str, new: str, shape: tuple[int, ...], row: int) -> BuildTensor:
         def make() -> Tensor:
@@ -299,7 +302,10 @@ def _split_view(
 
 
 def _indices(tensor: Tensor, index: Index) -> Array:
-    """Return ``index`` as indices of the tensor's rows, i64, without negative ones; raise ``view.rows``."""
+    """Return ``index`` as int64 indices of the tensor's rows; negative indices are replaced.
+
+    Raises ``UsageError`` ``view.rows`` for an index out of range, and for a tensor without dimensions.
+    """
     count = tensor.shape[0] if tensor.shape else None
     if count is None:
         raise UsageError(

@@ -39,7 +39,7 @@ from ingot.views.transpose_fp8 import COLUMN_BYTES, transpose_fp8
 def transpose(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """Return the checkpoint with some matrices transposed, under new names; in a stack, each matrix is transposed.
 
-    If the layout has a flag for transposed storage, the codes stay as stored. Integers whose scales are shared down a
+    If the layout has a flag for transposed storage, only the flag changes. Integers whose scales are shared down a
     column are transposed with their scales. A dense matrix is read in groups of columns. A matrix that must be decoded
     is in memory while it is read, one matrix of a stack at a time.
 
@@ -101,16 +101,16 @@ def _with_transposed_flag(tensor: Tensor) -> Tensor | None:
 def transpose_codes(tensor: Tensor) -> Tensor | None:
     """Return a matrix of integers or FP8 numbers transposed without decoding, computed by groups of columns.
 
-    None for another codec, or if the transposed scales would not belong to groups of a row.
+    Returns None for another codec, or if this is impossible (``transpose_integers``, ``transpose_fp8``).
     """
     return transpose_fp8(tensor) if tensor.codec == ScaledCodebookLayout.codec else transpose_integers(tensor)
 
 
 def transpose_integers(tensor: Tensor) -> Tensor | None:
-    """Return a matrix of integers transposed without decoding; None for unsupported arrangements of scales.
+    """Return a matrix of integers transposed without decoding, or None for unsupported arrangements of scales.
 
-    The source has a scale per block of neighbouring rows in a column, per column, or per matrix. The result has a scale
-    per group of a row, per row, or per matrix. It is computed by groups of columns.
+    The source must have a scale per block of neighbouring rows in a column, per column, or per matrix. The result has a
+    scale per group of a row, per row, or per matrix. It is computed by groups of columns.
     """
     if tensor.codec != AffineLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None
@@ -163,7 +163,7 @@ def _transposed_reader(windows: Windows, across: int, size: int) -> Callable[[in
 
 
 def _transposed_grid(layout: AffineLayout, rows: int, cols: int) -> Grid | None:
-    """Return the grid of scales of the transposed matrix; None if its scales would not belong to groups of a row."""
+    """Return the grid of scales of the transposed matrix, or None if its scales would not belong to groups of a row."""
     if layout.per_tensor:
         return PER_TENSOR
     if not isinstance(layout.grid, Blocks) or layout.grid.shape[1] != 1 or cols == 1:

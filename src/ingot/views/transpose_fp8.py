@@ -21,7 +21,7 @@ COLUMN_BYTES = 1 << 26
 def transpose_fp8(tensor: Tensor) -> Tensor | None:
     """Return a matrix of FP8 numbers transposed, computed by groups of columns.
 
-    None for another codec, and for layouts that must be decoded to transpose them, or are stored transposed.
+    Returns None for another codec, and for a layout that must be decoded to be transposed, or is stored transposed.
     """
     if tensor.codec != ScaledCodebookLayout.codec or len(tensor.shape) != 2 or not tensor.size:
         return None

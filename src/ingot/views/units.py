@@ -28,10 +28,10 @@ _SPARSE = 4  # if at most one in this number of units is needed, each unit is re
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """A regular selection of a tensor's units, such as rows, that forms another tensor.
+    """An evenly spaced selection of a tensor's units, such as rows; the selected units form another tensor.
 
-    The full tensor has ``outer`` runs of ``per_run`` units. In each run ``count`` units are selected, from ``start`` on
-    with ``step``.
+    The full tensor has ``outer`` runs of ``per_run`` units. In each run, ``count`` units are selected: the unit
+    ``start``, and every ``step``-th unit after it.
     """
 
     outer: int
@@ -41,7 +41,7 @@ class Units:
     step: int = 1
 
     def positions(self, first: int, last: int) -> Array:
-        """Return the indices, within the full tensor, of the selected units from ``first`` to ``last``."""
+        """Return the indices in the full tensor of the selected units ``first`` (inclusive) to ``last`` (exclusive)."""
         run, unit = np.divmod(np.arange(first, last, dtype=np.int64), max(self.count, 1))
         positions: Array = run * self.per_run + self.start + unit * self.step
         return positions
@@ -61,9 +61,15 @@ class UnitSelection:
 
 
 def split_units(checkpoint: Checkpoint, names: Mapping[str, Mapping[str, UnitSelection]]) -> Checkpoint:
-    """Return the checkpoint with some tensors replaced by tensors of their units.
+    """Return the checkpoint with some tensors replaced by new tensors that consist of their units.
 
     Packed units are copied if the codec stores them separately; otherwise the tensor is decoded.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    names : mapping of name to mapping of new name to UnitSelection
+        The new tensors that replace each tensor.
 
     Raises
     ------
@@ -98,7 +104,8 @@ def interleave(checkpoint: Checkpoint, names: Mapping[str, tuple[tuple[int, ...]
     ----------
     checkpoint : Checkpoint
     names : mapping of new name to (shape, mapping of name to Units)
-        The units of the new tensor that each source tensor fills; the new tensor takes the position of the first one.
+        The units of the new tensor that each source tensor fills. The new tensor takes the position of the first source
+        tensor.
 
     Raises
     ------
@@ -221,10 +228,10 @@ def _interleaved_values(name: str, shape: tuple[int, ...], tensors: Sequence[Ten
 
 
 def _widths(tensors: Sequence[Tensor], shape: tuple[int, ...], unit: int, per_run: int = 0) -> Mapping[str, int] | None:
-    """Return, by role, the bytes of a unit of ``unit`` elements in each part; 0 for a part that is not split.
+    """Return, by role, the number of bytes of a unit of ``unit`` elements in each part; 0 for a part that is not split.
 
-    None if units cannot be copied without decoding. Units may be columns of a packed matrix if ``per_run`` units form a
-    row.
+    Returns None if units cannot be copied without decoding. Units may be columns of a packed matrix if ``per_run``
+    units form a row.
     """
     layout = common_layout(tensors, shape)
     first = tensors[0]
@@ -265,7 +272,7 @@ def _take_rows(units: Array, positions: Array) -> Array:
 
 
 class _SelectedUnits:
-    """The units of a part that ``units`` selects, by their index in the result."""
+    """Access to the units of a part that ``units`` selects, by their index in the result."""
 
     def __init__(self, stored: _StoredUnits, units: Units) -> None:
         self._stored = stored
@@ -276,7 +283,7 @@ class _SelectedUnits:
 
 
 class _InterleavedUnits:
-    """The units of an interleaved part, by index; each comes from the part that contains it."""
+    """Access to the units of an interleaved part, by index; each unit is read from the source part that contains it."""
 
     def __init__(self, members: Sequence[tuple[_StoredUnits, Units]], width: int) -> None:
         self._members = members

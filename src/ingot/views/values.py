@@ -38,8 +38,8 @@ class Pruning:
 def prune(checkpoint: Checkpoint, prunings: Mapping[str, Pruning]) -> Checkpoint:
     """Return the checkpoint without some blocks of rows or columns of some matrices; dropped weights read as zeros.
 
-    A writer stores only the remaining weights of a pruned matrix (codec ``sparse_blocks``). The ``origin`` of its
-    tensor is the full matrix.
+    A writer stores only the remaining weights of a pruned matrix (codec ``sparse_blocks``). ``Tensor.origin`` of the
+    pruned matrix is the full matrix.
 
     Parameters
     ----------

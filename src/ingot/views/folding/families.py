@@ -1,4 +1,4 @@
-"""The modules of each model type in transformers: which streams each matrix reads, and which it writes.
+"""The modules of each model type in transformers, with the streams that each matrix reads and writes.
 
 A stream is a vector that one module passes to others. ``residual`` is the residual stream; ``attention``, ``mlp`` and
 ``head`` are outputs of norms; ``value`` are the values of all key-value heads; ``hidden`` are the intermediate
@@ -42,7 +42,7 @@ class Matrix:
 class OtherModule:
     """A module that folding does not change.
 
-    ``post_norm`` is true for a norm between a matrix and the residual stream.
+    ``post_norm`` is true for a norm of the output of a layer's matrix, before the sum with the residual stream.
     """
 
     module: str
@@ -56,8 +56,8 @@ Module = Norm | Matrix | OtherModule
 class Wiring:
     """The modules of a model type's layers and their streams, and the settings that all layers share.
 
-    If ``shifted`` is true, norms multiply by 1 + w. ``tied`` states whether the head is the embedding, unless
-    ``config.json`` states it. ``layers``, ``embedding``, ``norm`` and ``head`` are names of modules.
+    If ``shifted`` is true, norms multiply by 1 + w. If ``config.json`` does not state whether the head is the
+    embedding, ``tied`` does. ``layers``, ``embedding``, ``norm`` and ``head`` are names of modules.
     """
 
     layer: tuple[Module, ...]

@@ -36,11 +36,14 @@ class Folding(Protocol):
         ...
 
     def map_of(self, stream: str) -> RepeatableMap | None:
-        """Return the map of a stream for which ``touches`` is true; None if it turns out to be the identity."""
+        """Return the linear map of a stream for which ``touches`` is true, or None if the map is the identity."""
         ...
 
     def norm_weight(self, stream: str) -> Array:
-        """Return the factor of the norm whose output is a changed stream: f32 [size]; 1 + w if norms are shifted."""
+        """Return the new factor of the norm whose output is ``stream``: f32 [size].
+
+        If the model's norms multiply by 1 + w, this is 1 + w, not w.
+        """
         ...
 
 
@@ -71,10 +74,10 @@ def fold(
     dtypes : mapping
         Element types of the results, by name; f32 for changed tensors without an entry.
     new_tensors : mapping, optional
-        Names of tensors to add, which are sites of the graph, with the names of the tensors from which they are
-        computed.
+        For each tensor to add, the name of the tensor from which it is computed. The new tensor must be a site of the
+        graph.
     folder : TemporaryFolder, optional
-        Companions that replace those of the checkpoint; removed when the view is closed.
+        A folder of companions that replace companions of the checkpoint. It is removed when the view is closed.
     """
     graph = folding.graph
 
@@ -102,12 +105,15 @@ def fold(
 
 
 def changed_names(graph: Graph, touches: Callable[[str], bool]) -> list[str]:
-    """Return the names of the tensors of ``graph`` that change if all streams change that ``touches`` accepts."""
+    """Return the names of the tensors that read or write a stream for which ``touches`` is true."""
     return [name for name, site in graph.sites.items() if _is_touched(site, touches)]
 
 
 def input_map(folding: Folding, ends: Ends) -> RepeatableMap | None:
-    """Return the linear map of the stream that a matrix with ``ends`` reads, per head; None if it does not change."""
+    """Return the linear map of the inputs of a matrix with ``ends``, or None if its inputs do not change.
+
+    If heads of the stream are repeated in the inputs, the map is repeated in the same way.
+    """
     stream_map = folding.map_of(ends.reads) if ends.reads and folding.touches(ends.reads) else None
     if stream_map is None or ends.repeats == 1:
         return stream_map
@@ -115,7 +121,7 @@ def input_map(folding: Folding, ends: Ends) -> RepeatableMap | None:
 
 
 def output_map(folding: Folding, ends: Ends) -> LinearMap | None:
-    """Return the linear map of the streams that a matrix with ``ends`` writes; None if no stream changes."""
+    """Return the linear map of the outputs of a matrix with ``ends``, or None if its outputs do not change."""
     maps = [folding.map_of(stream) if stream and folding.touches(stream) else None for stream, _ in ends.writes]
     if len(maps) == 1:
         return maps[0]

@@ -29,9 +29,9 @@ BIAS = ".bias"
 class Ends:
     """The streams that one matrix reads and writes.
 
-    ``reads`` is the stream that is multiplied by the matrix's columns; each head of the stream occurs ``repeats`` times
-    among them. ``writes`` divides the rows into consecutive streams, each with its name and number of rows. An empty
-    name is a stream into which nothing is folded.
+    The matrix multiplies the stream ``reads``, in which each head occurs ``repeats`` times. ``writes`` divides the rows
+    of the matrix into consecutive streams, each with its name and number of rows. An empty name is a stream into which
+    nothing is folded.
     """
 
     reads: str
@@ -46,9 +46,9 @@ class Site:
     Parameters
     ----------
     role : str
-        ``norm``: a vector that scales the normalized residual stream; ``ends`` reads the norm's output. ``table``: its
-        rows are vectors of the stream that ``ends`` reads. ``matrix``. ``bias``: a vector added to the stream that
-        ``ends`` writes.
+        ``norm`` is a vector that scales the normalized residual stream; its ``ends`` read the norm's output. ``table``
+        is an embedding, whose rows are vectors of the stream that its ``ends`` read. ``matrix`` is one matrix, or a
+        stack of matrices. ``bias`` is a vector that is added to the stream that its ``ends`` write.
     ends : tuple of Ends
         One entry per matrix in the tensor.
     """
@@ -63,9 +63,10 @@ class Graph:
     """The sites of a checkpoint, and the streams between them.
 
     ``head_size`` is the size of a value head, and ``queries_per_value`` the number of query heads that share it.
-    ``tied`` is true if the head is the embedding. By stream: ``sizes``; ``norms``, the norm that produces it;
-    ``readers``, the sites that read it, with the index of the matrix in the site. ``written`` are the streams that
-    matrices write. ``post_norms`` are norms between matrices and the residual stream.
+    ``tied`` is true if the head is the embedding. ``sizes`` has the number of elements of each stream, ``norms`` the
+    norm whose output a stream is, and ``readers`` the matrices that read it: a site and the index of the matrix in it.
+    ``written`` are the streams that matrices write. ``post_norms`` are norms whose output is added to the residual
+    stream.
     """
 
     wiring: Wiring
@@ -88,7 +89,7 @@ class Graph:
         return self.wiring.embedding + WEIGHT
 
     def head_site(self, checkpoint: Checkpoint) -> Site:
-        """Return the site that the head gets if a head tied to the embedding becomes a separate matrix."""
+        """Return the site of a new head: the matrix that replaces a head tied to the embedding."""
         return Site(self.head, "matrix", (Ends(HEAD, (("", checkpoint[self.embedding].shape[0]),)),))
 
     def add(self, site: Site) -> None:
@@ -163,9 +164,9 @@ class _NameClassifier:
         self._modules = [(re.compile(_pattern(module)), module) for module in wiring.layer]
 
     def __call__(self, name: str) -> tuple[str, Module, str, str] | None:
-        """Return the layer, the module, the expert's index, and ``.weight`` or ``.bias`` for a tensor's ``name``.
+        """Return the layer, the module, the expert's index, and the ending (``.weight`` or ``.bias``) of a tensor name.
 
-        None if no module of the model type has a tensor of this name.
+        Returns None if no module of the model type's layers has a tensor of this name.
         """
         layer = self._layer.fullmatch(name)
         if layer is None:
@@ -243,7 +244,7 @@ def _stream(stream: str, layer: str, expert: str) -> str:
 def _row_sizes(graph: Graph, module: Matrix, rows: int, name: str) -> tuple[int, ...]:
     """Return the number of rows of each stream that a matrix of ``rows`` rows writes.
 
-    The streams are one, two halves, or queries, keys and values.
+    A matrix writes one stream, two streams of equal size, or the three streams queries, keys and values.
     """
     if len(module.writes) == 1:
         return (rows,)
@@ -258,7 +259,11 @@ def _row_sizes(graph: Graph, module: Matrix, rows: int, name: str) -> tuple[int,
 
 
 def _add_site(graph: Graph, checkpoint: Checkpoint, site: Site, shape: tuple[int, ...]) -> None:
-    """Add a site to the graph, unless its tensor is quantized or its shape contradicts the sizes of its streams."""
+    """Add a site to the graph.
+
+    Raises ``UnsupportedError`` ``fold.packed`` if its tensor is quantized. Raises ``UnsupportedError`` ``fold.tensor``
+    if its element type is no float type, or if its shape contradicts the sizes of its streams.
+    """
     if not stored_exactly(checkpoint[site.name]):
         raise UnsupportedError(
             "weights must not be quantized, because folding into integers would round them again; found "

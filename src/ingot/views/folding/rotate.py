@@ -31,9 +31,10 @@ _TIED = "tie_word_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class RotationFolding:
-    """The rotations of a model: ``residual`` of the residual stream, ``value`` of the heads in value streams.
+    """The rotations of a model.
 
-    A rotation is None if the stream is not rotated.
+    ``residual`` rotates the residual stream, and ``value`` each head of the value streams. A rotation is None if these
+    streams are not rotated.
     """
 
     checkpoint: Checkpoint
@@ -116,7 +117,7 @@ def rotate(
 def fold_rotations(
     checkpoint: Checkpoint, graph: Graph, rotations: tuple[bool, bool, int], dtypes: Mapping[str, str]
 ) -> tuple[View, RotationFolding]:
-    """Return a view of the rotated model, and the folded rotations.
+    """Return a view of the rotated model, and the rotations that it folds.
 
     Parameters
     ----------

@@ -29,8 +29,8 @@ from ingot.views.folding.graph import Graph, Site
 class ScaleSearch:
     """The results of the search for scales.
 
-    ``gains`` are, by stream, the errors relative to those without scales. ``unknown`` are the streams without
-    statistics.
+    ``gains`` is, for each stream, the error with the best scales divided by the error without scales. ``unknown`` are
+    the streams without statistics.
     """
 
     gains: dict[str, float] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ScaleSearch:
 
 @dataclass(frozen=True, slots=True)
 class ScaleFolding:
-    """Scales of the channels of streams, searched on first use for the matrices that read them and have a grid.
+    """Scales of the channels of streams. The scales of a stream are searched when they are first used.
 
     Parameters
     ----------
@@ -47,12 +47,12 @@ class ScaleFolding:
         The original checkpoint.
     graph : Graph
     grids : mapping of name to Grid
-        The grids to which matrices are rounded; the search considers only these matrices.
+        The grids to which matrices are rounded. The search minimizes the errors of these matrices only.
     load_statistics : callable
         Returns the statistics.
     dtypes : mapping
-        Element types of norms, by name. Scales are computed from the rounded norm, so that the rounding causes no
-        error.
+        Element types in which norms are stored, by name; f32 for other norms. Scales are computed from the rounded
+        weight of the norm, so that the matrices compensate for its rounding.
     device : torch.device, optional
         The device that computes the errors; None for the CPU.
     """
@@ -89,7 +89,10 @@ class ScaleFolding:
         return result
 
     def _search(self, stream: str) -> Array | None:
-        """Return the scales with the least error; None without statistics, or if scales do not reduce the error."""
+        """Return the scales of a stream with the least error, or None to leave the stream unscaled.
+
+        It is left unscaled if no matrix that reads it has statistics, or if no scales reduce the error.
+        """
         readers = [(site, index) for site, index in self.graph.readers[stream] if site.name in self.grids]
         size = self.graph.sizes[stream]
         squares = []
@@ -139,7 +142,10 @@ class ScaleFolding:
         return weight + np.float32(1) if self.graph.wiring.shifted else weight
 
     def _map_and_weight(self, stream: str, by: Array) -> tuple[Scale, Array | None]:
-        """Return the map that divides a stream's channels by scales, and the norm's new weight, if it has a norm."""
+        """Return the map that divides a stream's channels by the scales ``by``, and the new factor of its norm.
+
+        The factor is None if the stream is not the output of a norm.
+        """
         if stream not in self.graph.norms:
             return Scale(1 / by, by), None
         shift = np.float32(1 if self.graph.wiring.shifted else 0)
@@ -164,15 +170,19 @@ class _StreamScales:
 
 
 def fold_scales(folding: ScaleFolding, statistics_id: object) -> Checkpoint:
-    """Return the checkpoint of a folding with scales folded in; the view cannot be pickled."""
+    """Return the checkpoint of ``folding`` with the scales folded into its tensors.
+
+    ``statistics_id`` identifies the statistics. The view cannot be pickled.
+    """
     names = changed_names(folding.graph, folding.touches)
     text = {name: [repr(folding.grids.get(name)), folding.dtypes.get(name, "f32")] for name in names}
     return fold(folding.checkpoint, folding, ViewKey(_scale, folding, [statistics_id, text]), folding.dtypes)
 
 
 def has_scales(graph: Graph, grids: Mapping[str, Grid], stream: str) -> bool:
-    """Return whether to search scales for ``stream``: it is not the residual stream, and a matrix in ``grids`` reads
-    it.
+    """Return whether scales are searched for ``stream``.
+
+    They are if it is not the residual stream, and a matrix in ``grids`` reads it.
     """
     return stream != RESIDUAL and any(site.name in grids for site, _ in graph.readers.get(stream, ()))
 

@@ -23,9 +23,10 @@ class FoldedStatistics:
     folding: Folding
 
     def for_matrix(self, name: str) -> MatrixStatistics | None:
-        """Return the statistics of a matrix of the folded model; None if there are none.
+        """Return the statistics of a matrix of the folded model, or None if there are none.
 
-        An embedding has none, because folding changes moments of its gradients differently.
+        An embedding has none, because ``fold_statistics`` does not apply to it. A tensor that is no site keeps its
+        statistics.
         """
         statistics = self.original.for_matrix(name)
         stored, _, expert = name.partition(":expert.")
@@ -40,10 +41,11 @@ class FoldedStatistics:
 def fold_statistics(statistics: MatrixStatistics, ends: Ends, folding: Folding) -> MatrixStatistics:
     """Return the statistics of a matrix after maps are folded into its inputs and outputs.
 
-    With T and S the maps of inputs and outputs, ``A`` becomes ``T A T^T`` and ``G`` becomes ``S^-T G S^-1``. Means
-    become ``T m``. Mean squares are exact if T is diagonal. Otherwise they are the diagonal of the new A, in which
-    tokens have A's weights; without A, inputs are assumed to be uncorrelated. Largest magnitudes exist only if T is
-    diagonal.
+    T is the map of the inputs, and S the map of the outputs. The moments A of the inputs become ``T A T^T``, the
+    moments G of the gradients ``S^-T G S^-1``, and the means m of the inputs ``T m``.
+
+    If T is diagonal, mean squares and largest magnitudes of inputs are exact. Otherwise mean squares are the diagonal
+    of the new A, and largest magnitudes are missing. Without A, inputs are assumed to be uncorrelated.
     """
 
     def inputs() -> RepeatableMap | None:

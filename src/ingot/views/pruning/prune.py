@@ -54,10 +54,10 @@ _AMBIGUOUS = "c_fc"
 
 @dataclass(frozen=True, slots=True)
 class Ffn:
-    """One FFN: the names of its matrices and their orientations.
+    """One feed-forward network: the names of its matrices and their orientations.
 
-    ``channel_axis`` maps each name to the dimension of the intermediate channels. ``inputs`` are gate (if it exists)
-    and up; ``down`` is the matrix that reads the channels.
+    ``inputs`` are the matrices that write the intermediate channels: gate (if it exists) and up. ``down`` is the matrix
+    that reads them. ``channel_axis`` maps each name to the dimension of the channels.
     """
 
     inputs: tuple[str, ...]
@@ -80,7 +80,11 @@ class Skipped:
 
 
 def find_ffns(tensors: Mapping[str, Tensor]) -> Iterator[Ffn | Skipped]:
-    """Yield the FFNs of a checkpoint in order, one per expert, and matrices that only look like parts of an FFN."""
+    """Yield the FFNs of a checkpoint in order, one per expert.
+
+    Yields a ``Skipped`` for an FFN that cannot be pruned, and at the end for each matrix that by its name is part of an
+    FFN whose other matrices are not found.
+    """
     matched: set[str] = set()
     for name in tensors:
         if name in matched or role_of(name) != "mlp" or len(tensors[name].shape) < 2:
@@ -100,9 +104,9 @@ def _looks_like_ffn(name: str, tensor: Tensor) -> bool:
 
 
 def _matrices_of_ffn(name: str, tensors: Mapping[str, Tensor]) -> tuple[str | None, str, str] | None:
-    """Return the names of the gate (or None), up and down matrices of the FFN to which ``name`` belongs.
+    """Return the names of the gate, up and down matrices of the FFN to which ``name`` belongs.
 
-    None if it belongs to no FFN.
+    The first name is None if the FFN has no gate. The result is None if ``name`` belongs to no FFN.
     """
     for triple in _TRIPLES:
         for module in filter(None, triple):
@@ -138,7 +142,7 @@ def _checked_ffn(names: tuple[str | None, str, str], tensors: Mapping[str, Tenso
 
 
 def _axis(up: str, tensors: Mapping[str, Tensor]) -> int | None:
-    """Return the dimension of the intermediate channels in the up projection; None if it is ambiguous.
+    """Return the dimension of the intermediate channels in the up projection, or None if it is ambiguous.
 
     Linear layers are stored as (out, in), Flax's kernels as (in, out). GPT-2's ``c_fc`` is (in, out), but in some later
     models it is (out, in). Then the bias decides, because it has one value per intermediate channel.
@@ -162,7 +166,7 @@ BLOCK = 64
 class PruneOptions:
     """Options of pruning: the ``fraction`` (0 to 1) of blocks to drop in each FFN, and the channels per ``block``.
 
-    ``activations`` has a vector per FFN, named after its down projection's weight or module.
+    ``activations`` has a vector per FFN. Its name is that of the down projection's weight or module.
     """
 
     fraction: float
@@ -245,7 +249,9 @@ def plan_pruning(
     Parameters
     ----------
     progress : callable, optional
-        Gets the bytes read; ``further`` bytes, which are read later, are part of the total.
+        Receives the number of bytes read so far, and the total number of bytes.
+    further : int
+        Bytes that the caller reads later; they are part of the total.
 
     Raises
     ------
@@ -316,7 +322,10 @@ def channel_norms(tensor: Tensor, axis: int) -> Array:
 def _factors(
     ffn: Ffn, source: Mapping[str, Tensor], activations: Mapping[str, Tensor] | None
 ) -> tuple[Sequence[str], Array | None]:
-    """Return the matrices of an FFN whose norms are multiplied, and its channels' activations or None."""
+    """Return the matrices of an FFN whose norms are multiplied, and the activations of its channels.
+
+    Without ``activations``, the latter is None.
+    """
     if activations is None:
         return (*ffn.inputs, ffn.down), None
     return (ffn.down,), _activation(ffn, activations)
