@@ -28,7 +28,7 @@ from ingot.model.bytesource import PagedSource, PrivateMapping, Stamp, StampedSo
 MAX_CALL = 1 << 30
 
 SMALL = 1 << 12
-"""The largest range that ``ReadAhead`` serves, and the largest gap between two of its ranges, in bytes."""
+"""The largest range that is served from a ``ReadAhead``, and the largest gap between two such ranges, in bytes."""
 WINDOW = 1 << 15
 """Size of the buffer of ``ReadAhead``, in bytes."""
 
@@ -132,7 +132,10 @@ class OpenFiles:
         return self.keep(key, reopen())
 
     def keep(self, key: int, handle: Handle) -> Handle:
-        """Store a handle, or return the one that another thread stored first; evict the least recently used ones."""
+        """Store a handle and return it; if another thread stored a handle for ``key`` first, return that handle.
+
+        If too many handles are stored, the least recently used ones are evicted.
+        """
         limit = _most_open()
         evicted = []
         with self._lock:
@@ -168,17 +171,17 @@ def _most_open() -> int:
 class PreadSource(StampedSource, PagedSource):
     """A file that is read by ``preadv``; ``view`` copies.
 
-    A copy (``copy``, ``pickle``) reopens the file by its path; if that is a different file by now, it is refused with
-    ``store.changed``. Reading is thread-safe, also while another thread calls ``close``.
+    A copy (``copy``, ``pickle``) reopens the file by its path. It raises ``IntegrityError`` ``store.changed`` if the
+    path leads to another file by then. Reading is thread-safe, also while another thread calls ``close``.
 
     Parameters
     ----------
     descriptor : int
         An open regular file; the source closes it, also if the constructor raises an error.
-    The absolute path, with links resolved, by which the file is reopened.
-        The absolute path without links, by which the file is reopened.
-    The file's name in messages.
-        The file in messages.
+    path : str
+        The absolute path, with links resolved, by which the file is reopened.
+    name : str
+        The file's name in messages.
     """
 
     io = "pread"
@@ -285,9 +288,10 @@ class PreadSource(StampedSource, PagedSource):
         """Prepare a newly opened handle for reads; a file that is not mapped needs no preparation."""
 
     def _ready(self, offset: int, length: int) -> Handle:
-        """Return the handle; raise an error for a range outside the file, or if the file has shrunk.
+        """Return the handle of the file.
 
-        The check is needed because reading mapped pages behind the end of a shrunken file would end the process.
+        Raises ``IntegrityError`` if the range is outside the file, or if the file is shorter than when it was opened.
+        Without this check, reading mapped pages after the end of the file would end the process.
         """
         handle = self._handle()
         require_inside(offset, length, self.size, self.name)

@@ -47,7 +47,8 @@ class LocalFolder(LocalStore):
     def mend(self, name: str, segments: Iterable[tuple[int, bytes]], size: int) -> None:
         """Write segments (offset, bytes) into a file, cut or extend it to ``size`` bytes, and flush it to disk.
 
-        A missing file is created. This write is not atomic, because the file is damaged already.
+        A missing file is created. A reader may see a part of the changes; this does no harm, because the file is
+        damaged already.
         """
         sink = LocalTarget(self.local_path()).create(name)
         try:

@@ -172,7 +172,8 @@ class LocalStore(Store):
         An existing folder.
     io : {"auto", "mmap", "pread"}
         ``auto`` maps local files. It reads files on network file systems by calls, because each mapped page would cost
-        a round trip. The attribute ``io`` is the choice for the folder; the ``io`` of a source, for its file.
+        a round trip. The attribute ``io`` of the store is the method for files in the folder. The attribute ``io`` of
+        a source is the method for its file, which may differ.
 
     Raises
     ------
@@ -456,7 +457,10 @@ def _roots(folder: Path) -> set[Path]:
 
 
 def _choose(io: str, folder: str) -> str:
-    """Return how to read files of a resolved folder, "mmap" or "pread"; ``io`` may force one."""
+    """Return the method of reading files of a resolved folder: ``mmap`` or ``pread``.
+
+    It is ``io``, unless that is ``auto``.
+    """
     if io != "auto":
         return io
     return "pread" if is_network(folder) else "mmap"

@@ -144,7 +144,7 @@ class Location:
     def siblings(self) -> list[str] | None:
         """Return the names of all files and folders in the parent folder, without sending a request.
 
-        None if the parent folder does not exist or is remote.
+        Returns None if the parent folder does not exist or is remote.
         """
         if self.scheme != _PATHS and "://" in self.text:
             return None

@@ -38,17 +38,17 @@ class RegistryClient(WebClient):
     """Reads and writes the blobs and manifests of one repository.
 
     A key is a path below the host, as in ``RangeClient``. Blobs never change. Credentials are looked up when the
-    registry asks for them, and are sent to no other host than the registry and its token server.
+    registry requires them, and are sent only to the registry and its token server.
 
     Parameters
     ----------
     host : str
-        With its port, if any.
+        The host, with its port if the address states one.
     repository : str
     login : str
-        ``name:password`` from the address; empty for that of the settings.
+        ``name:password`` from the address. If it is empty, ``credentials.login_of`` determines the login.
     writing : bool
-        Whether to ask for the right to push.
+        Whether to request the right to push.
     """
 
     def __init__(self, host: str, repository: str, login: str = "", *, writing: bool = False) -> None:
@@ -76,7 +76,7 @@ class RegistryClient(WebClient):
         UsageError
             ``store.missing``.
         IntegrityError
-            ``registry.digest``: the bytes have another digest than the requested or the stated one.
+            ``registry.digest``: the digest of the bytes differs from ``reference``, or from the registry's header.
         FormatError
             ``registry.manifest``: more than 4 MiB.
         ResourceError
@@ -119,7 +119,7 @@ class RegistryClient(WebClient):
         ----------
         blob : Blob
         chunks : callable
-            Returns the bytes from the first on; called again if the upload is repeated.
+            Returns all bytes in chunks. It is called again if the upload is repeated.
 
         Raises
         ------
@@ -239,7 +239,7 @@ class RegistryClient(WebClient):
         body: Body | None = None,
         seconds: float | None = None,
     ) -> Answer:
-        """Send a request; if the registry asks for credentials, get them and send it once more."""
+        """Send a request and return the answer. If the registry requires credentials, send it again with them."""
         timeout = seconds or settings.STALL
         answer = self._connections.request(method, url, headers, self._headers, timeout, body)
         if answer.status != 401 or answer.origin != origin_of(self.location):
@@ -312,7 +312,7 @@ def _is_plain(host: str) -> bool:
 
 
 def _error_code(body: bytes) -> str:
-    """Return the error code of a registry's answer, in parentheses; empty without one."""
+    """Return a space and the error code of a registry's answer in parentheses; empty if it contains no code."""
     with suppress(ValueError, LookupError, TypeError, RecursionError):
         code = json.loads(body)["errors"][0]["code"]
         if _CODE.fullmatch(code):

@@ -1,7 +1,7 @@
 """Credentials for registries, as `docker login` and similar commands store them.
 
-Each source is a JSON object in Docker's form, in which a registry has its own entry: so no registry gets the
-credentials of another one.
+Each source is a JSON object in Docker's form, with an entry for each registry. Therefore no registry receives the
+credentials of another registry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKEN_USER = "<token>"  # noqa: S105 - a name that stands for an identity token
 
 
 def login_of(host: str) -> str:
-    """Return ``name:password`` for a registry, from the first source that has an entry for it; empty without one.
+    """Return ``name:password`` for a registry from the first source with an entry for it; empty if no source has one.
 
     The sources, in this order: the text in ``DOCKER_AUTH_CONFIG``; the file in ``REGISTRY_AUTH_FILE``; ``config.json``
     in the folder ``DOCKER_CONFIG``, which is ``~/.docker`` by default; the file of Podman and Skopeo.

@@ -25,9 +25,9 @@ WEIGHT_CONFIG = "application/vnd.cncf.model.weight.config.v1.raw"
 DOCUMENT = "application/vnd.cncf.model.doc.v1.raw"
 CODE = "application/vnd.cncf.model.code.v1.raw"
 MAX_MANIFEST = 4 << 20
-"""The limit of a manifest in bytes, which registries have too."""
+"""The largest size of a manifest in bytes. Registries have the same limit."""
 MAX_CONFIG = 1 << 20
-"""The limit of a model's description in bytes."""
+"""The largest size in bytes of the blob that describes a model."""
 
 _ARTIFACT = "application/vnd.cncf.model.manifest.v1+json"
 _FILE_PATH = "org.cncf.model.filepath"
@@ -165,7 +165,10 @@ def _blob(fields: Any, location: str) -> Blob:
 
 
 def _compression(blob: Blob, location: str) -> str | None:
-    """Return the compression of a tar archive, empty without one; None for a layer that is a file."""
+    """Return the compression of a layer that is a tar archive (empty if it has none), or None if the layer is a file.
+
+    Raises ``UnsupportedError`` ``registry.layer`` for an archive of another type.
+    """
     for ending, compression in _TARS.items():
         if blob.media_type.endswith(ending):
             return compression
@@ -180,7 +183,7 @@ def _compression(blob: Blob, location: str) -> str | None:
 
 
 def _file_name(annotations: dict[str, Any], location: str) -> str:
-    """Return the name of a layer's file."""
+    """Return the name of the file in a layer; raise ``FormatError`` ``registry.name`` if no annotation states it."""
     names = (annotations.get(key) for key in (_FILE_PATH, _TITLE))
     name = next((name for name in names if isinstance(name, str) and name), None)
     if name is None:

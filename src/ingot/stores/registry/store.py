@@ -38,7 +38,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """The digest, or the tag without one."""
+        """The digest if the address has one, else the tag."""
         return self.digest or self.tag
 
     def public(self, digest: str = "") -> str:
@@ -69,7 +69,7 @@ def parse_reference(text: str) -> Reference:
 
 
 class RegistryStore(RemoteStore):
-    """A folder of an artifact. The manifest is read once, and all files are those that it names."""
+    """A folder of an artifact. The manifest is read once; it determines the files and their digests."""
 
     def __init__(
         self, reference: Reference, digest: str, manifest: Manifest, client: RegistryClient, scheme: RegistryScheme
@@ -85,7 +85,7 @@ class RegistryStore(RemoteStore):
         self.url = reference.public(digest) + suffix
 
     def list(self, folder: str = "") -> Listing:
-        """Return the files and folders directly in the folder, which the manifest names."""
+        """Return the files and folders that the manifest names directly in the store or in its folder ``folder``."""
         start = f"{self._start}{checked_name(folder, self.location)}/" if folder else self._start
         return listing_of(self.manifest.files, start)
 
@@ -97,7 +97,7 @@ class RegistryStore(RemoteStore):
         return blob
 
     def open(self, name: str) -> ByteSource:
-        """Open a file by one request. A small file is compared with its digest.
+        """Open a file with one request. A small file is compared with its digest.
 
         Raises ``IntegrityError`` ``registry.size``, ``registry.digest``, and the errors of ``RemoteStore.open``.
         """
@@ -111,7 +111,7 @@ class RegistryStore(RemoteStore):
         return source
 
     def open_layer(self, layer: Blob) -> ByteSource:
-        """Open a layer that is no file by one request; raise the errors of ``open``."""
+        """Open a layer that is an archive, with one request; raise the errors of ``open``."""
         location = f"{self.location}: layer {layer.digest}"
         if not layer.size:
             return MemorySource(b"", location)
@@ -153,7 +153,10 @@ class RegistryScheme(RemoteScheme):
         return self.find(text)
 
     def find(self, text: str, *, unpacks: bool = False) -> tuple[RegistryStore, str]:
-        """Return the result of ``locate``; with ``unpacks``, layers may be archives if the address names no file."""
+        """Return the result of ``locate``.
+
+        If ``unpacks`` is true and the address names no file, layers may be archives; then no error is raised for them.
+        """
         reference = parse_reference(text)
         folder, _, last = reference.path.rpartition("/")
         store = open_artifact(replace(reference, path=folder), self)

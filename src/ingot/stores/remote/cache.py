@@ -43,7 +43,7 @@ class RangeCache:
     folder : Path
         The folder, created if it is missing. Other users lose their permissions for it and its contents.
     max_bytes : int
-        The limit of the total size of all blobs. It may be exceeded by a sixteenth, which is added between two scans.
+        The limit of the total size of all blobs. Between two scans of the folder, it may be exceeded by a sixteenth.
 
     Raises
     ------

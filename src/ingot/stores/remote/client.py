@@ -137,8 +137,9 @@ class RangeClient(ABC):
         """Fill ``out`` from index ``filled[0]`` on; increase ``filled[0]`` as bytes arrive."""
 
     def _tries(self, error: Exception) -> int:
-        """Return the maximum number of attempts for a request that fails with ``error``; retries of obstore do not
-        count.
+        """Return the maximum number of attempts for a request that fails with ``error``.
+
+        Retries in obstore are part of one attempt.
         """
         return TRIES if isinstance(error, IngotError) and error.rule in _RETRIED_RULES else 1
 

@@ -25,10 +25,10 @@ MAX_AHEAD = 1 << 30
 """The limit of prefetched bytes; an eighth of the free memory if that is less."""
 
 WINDOW = 32 << 20
-"""Bytes of a window, which several requests read at once; a larger range is a window of its own."""
+"""The size of a window in bytes. Several requests read a window concurrently. A larger range has its own window."""
 
 LARGE = 4 << 20
-"""Minimum size of a range that gets its own buffer, in bytes; smaller neighbours share one."""
+"""The minimum size in bytes of a range that has its own buffer. Smaller neighbouring ranges share a buffer."""
 
 _READERS = 4
 
@@ -71,8 +71,9 @@ class _Window:
         self.nbytes = 0
 
     def fill(self, read: Read, gap: int, halt: CancelToken) -> None:
-        """Read the ranges with ``read``. After an error the window has no bytes, and callers read their ranges
-        themselves.
+        """Read the ranges of the window with ``read``.
+
+        If an error occurs, the window has no bytes afterwards, and callers read their ranges themselves.
         """
         inherit_token(halt)
         ranges = [*self.lengths.items()]
@@ -189,7 +190,7 @@ class Prefetcher:
     def _claim(self, offset: int, length: int) -> tuple[_Window, int, _Claims] | None:
         """Claim bytes of a prefetched range; return the range's window, offset and claims.
 
-        None if no prefetched range contains all the bytes, or some were claimed before.
+        Returns None if no prefetched range contains all the bytes, or if some of them were claimed before.
         """
         with self._lock:
             self._starts = self._starts or sorted(self._windows)
@@ -227,7 +228,7 @@ class _Queue:
         self._pool: Workers | None = None
 
     def add(self, windows: Iterable[_Window]) -> None:
-        """Append windows to the waiting ones."""
+        """Append windows to the waiting windows, and start to read if the limits permit it."""
         with self._lock:
             if not self._waiting:
                 self._max_bytes = min(MAX_AHEAD, available_ram() // 8)

@@ -1,4 +1,7 @@
-"""Staging for buckets: files are written to a local disk, then uploaded; the file that completes the artifact last."""
+"""Staging for buckets: files are written to a local disk, then uploaded.
+
+The file that completes the artifact is uploaded last.
+"""
 
 from __future__ import annotations
 

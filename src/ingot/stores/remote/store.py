@@ -68,7 +68,10 @@ class RemoteStore(Store):
         return RemoteSource(self._client, self._key(name), opened, self.location_of(name), reopen, seal)
 
     def _seal(self, name: str) -> Seal | None:
-        """Return the seal of a file, or None; after the first file without a seal, do not request others."""
+        """Return the seal of a file, or None if it has none.
+
+        After a file without a seal, no further seals are requested from this store.
+        """
         if self._unsealed or name.endswith(SUFFIX):
             return None
         try:
