@@ -67,7 +67,7 @@ def account_of_reading(checkpoints: Sequence[Checkpoint], location: str, drop: S
 
 
 def dropped_omissions(checkpoint: Checkpoint, drop: Sequence[str]) -> dict[str, Omission]:
-    """Return an omission for each tensor whose name matches ``drop``; also for tensors that the target supports."""
+    """Return an omission for each tensor whose name matches ``drop``, even if the target supports the tensor."""
     if not drop:
         return {}
     accepts = Patterns(tuple(drop))
@@ -85,8 +85,9 @@ def unused_patterns(drop: Sequence[str], account: Account) -> list[str]:
 
 
 def _keeps_program(source: Checkpoint, view: Checkpoint, format: Format) -> bool:
-    """Return whether the target is a copy of the source's program or graph, which keeps constants that were not
-    read.
+    """Return whether the target is a copy of the source's program or graph.
+
+    Such a copy also contains the constants that the reader left out.
     """
     before = source.attachments
     after = view.attachments

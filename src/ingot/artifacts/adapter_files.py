@@ -84,8 +84,9 @@ def adapter_in(checkpoint: Checkpoint, location: Location) -> Adapter | None:
 
 
 def note_on_config(source: Source, *, directory: bool) -> str:
-    """Return a note if ``source`` is an adapter's folder that is converted into a file, without its config;
-    else empty.
+    """Return a note if converting ``source`` loses its config, else an empty text.
+
+    This is so if ``source`` is an adapter's folder and the result is a file, not a folder (``directory``).
     """
     if directory or not source.is_folder or adapter_of(source) is None or not _config(source.store):
         return ""
@@ -93,8 +94,10 @@ def note_on_config(source: Source, *, directory: bool) -> str:
 
 
 def recognise(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], store: Store | None) -> Adapter | None:
-    """Return the adapter that the tensors of a file form; None if they form a model. Reads the ``adapter_config.json``
-    of ``store``."""
+    """Return the adapter that the tensors of a file form, or None if they form a model.
+
+    Reads ``adapter_config.json`` from ``store``, the folder of the file, if there is one.
+    """
     if metadata.get("general.type") == "adapter":
         base = metadata.get("general.base_model.0.repo_url") or metadata.get("general.base_model.0.name")
         return Adapter(str(metadata.get(f"{_GGUF}type") or "")[:40].upper(), "GGUF", _text(base))
@@ -113,7 +116,7 @@ def recognise(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], store:
 
 
 def _adapter_without_tensors(config: Mapping[str, Any]) -> Adapter | None:
-    """Return the adapter whose config is beside an empty weight file; None if there is no such config."""
+    """Return the adapter that ``config`` describes, for a weight file without tensors; None if it describes none."""
     if "peft_type" in config or "fine_tune_type" in config:
         return Adapter("", "PEFT" if "peft_type" in config else "MLX")
     return None
@@ -124,7 +127,7 @@ def _text(value: object) -> str | None:
 
 
 def _first_part(names: Iterable[str]) -> str | None:
-    """Return the first of ``names`` that only tensors of adapters have; None if there is none."""
+    """Return the first of ``names`` that is the name of a tensor of an adapter; None if there is none."""
     return next((name for name in names if "lora" in name and _PART.search(name)), None)
 
 

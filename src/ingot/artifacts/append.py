@@ -57,7 +57,7 @@ def append(path: AnyPath, tensors: Mapping[str, Any], *, digest: str | None = "c
     tensors : mapping of name to array or Tensor
         As for ``ingot.save``; also an open checkpoint. The names must be new.
     digest : {"crc32c", "sha256", None}
-        The digest of each part; CRC-32C is replaced by XXH3.
+        The digest of each part. For ``crc32c``, container 2 stores an XXH3 instead.
 
     Returns
     -------

@@ -29,7 +29,7 @@ FORMAT = "ingot-archive-1"
 MAX_LAYOUT = 1 << 26
 RULE = "archive.layout"
 MAX_DELTAS = 4
-"""The largest number of differences between an object and one that is stored without a base."""
+"""The largest number of differences in the chain from an object that is stored without a base to another object."""
 
 _MAX_SIZE = 1 << 53
 _RATIO = 1 << 16
@@ -138,7 +138,7 @@ def content_size(spec: TensorSpec) -> int | None:
 def parse_layout(raw: bytes, archive_size: int, location: str) -> ArchiveLayout:
     """Return a parsed layout, whose names, sizes and spans are valid.
 
-    ``archive.total`` is the size of the archive in bytes; it limits the size of the files.
+    ``archive_size`` is the size of the archive in bytes; it limits the total size of the files.
 
     Raises ``FormatError``: ``archive.layout``, ``archive.span``, ``archive.total``, ``archive.name``,
     ``archive.collision``, ``archive.duplicate``.

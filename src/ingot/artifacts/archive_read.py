@@ -126,7 +126,10 @@ def check_padding(objects: ArchiveObjects) -> None:
 
 
 def problems(store: ArchiveStore, progress: Progress, reading: Reading | None = None) -> Iterator[IngotError]:
-    """Yield the error of each file that cannot be restored, or whose SHA-256 differs, and that of damaged padding."""
+    """Yield all errors of an archive: damaged padding, and each file that cannot be restored or whose SHA-256 differs.
+
+    ``progress`` receives the number of bytes that were compared.
+    """
     try:
         check_padding(store.objects)
     except IngotError as error:

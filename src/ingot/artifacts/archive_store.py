@@ -73,15 +73,19 @@ class ArchiveObjects:
         self._base_files = {}
 
     def find_base_in_folder(self, outer: Store, name: str) -> None:
-        """Make reads of the other model find it beside the archive ``name`` of ``outer``, by the name in the layout.
+        """Set the folder in which the other model is searched: the folder of the archive ``name`` in ``outer``.
 
-        This is the default until ``use_base`` is called. Ranges are compared with their digests before they are used.
+        The layout has the model's name. ``use_base`` replaces this setting. Ranges are compared with their digests
+        before they are used.
         """
         folder, mark, _ = name.rpartition("/")
         self._neighbor = outer, f"{folder}{mark}{self.layout.against}"
 
     def require_base(self) -> tuple[Store, str]:
-        """Return the model that the archive refers to; raise ``UnsupportedError`` ``archive.base`` without it."""
+        """Return the model that the archive refers to: its store, and its name there if it is a single file.
+
+        Raises ``UnsupportedError`` ``archive.base`` if it is neither set nor found.
+        """
         if self._base is None:
             if self._neighbor is None or not self.layout.against or "/" in self.layout.against:
                 raise self.base_error()
@@ -118,8 +122,8 @@ class ArchiveObjects:
     def _read_external(self, index: int, offset: int, out: memoryview) -> None:
         """Fill ``out`` from an external range, whose digest is checked at the first access.
 
-        Raises ``UnsupportedError`` ``archive.base`` without the other model, ``IntegrityError`` ``archive.base-digest``
-        if it has other bytes.
+        Raises ``UnsupportedError`` ``archive.base`` if the other model is missing, and ``IntegrityError``
+        ``archive.base-digest`` if its bytes differ.
         """
         item = self.layout.external[index - len(self._sizes)]
         with self._base_lock:
@@ -247,9 +251,10 @@ class ArchiveObjects:
 
 
 def find_base(location: Location, io: str = "pread") -> tuple[Store, str]:
-    """Return the files of a model that an archive refers to, and the name of the file if it is a single one.
+    """Return the files of a model to which an archive refers, and the name of the file if the model is a single file.
 
-    An archive stands for its files. Raises the errors of ``Location.find_model`` and ``open_archive``.
+    If ``location`` is itself an archive, these are the files in it. Raises the errors of ``Location.find_model`` and
+    ``open_archive``.
     """
     store, name = location.find_model(io)
     opened = open_archive(store, name, alone=True) if name.lower().endswith(".zt") else None
@@ -404,9 +409,9 @@ class ArchiveScheme(Scheme):
         return store
 
     def locate(self, text: str, io: str) -> tuple[Store, str]:
-        """Return the archive's files as a store, and the name of a file in it.
+        """Return the archive's files, or a folder of them, as a store, and the name of the file that the address names.
 
-        If the address names no file, the file is the archive's only file if the archive is no folder.
+        If it names no file, the name is that of the only file if the archive is no folder, else empty.
         """
         address, mark, inner = text.partition(":")[2].partition("!")
         path, _, base = inner.partition("!")
@@ -437,9 +442,10 @@ class ArchiveScheme(Scheme):
 def archive_store(catalog: Catalog, store: Store, name: str, *, alone: bool = False) -> ArchiveStore:
     """Return the files of the archive ``name`` in ``store``, whose manifest is ``catalog``.
 
-    With ``alone``, a model beside the archive is not used, so that bases cannot refer to each other in a circle.
+    If the archive refers to another model, that model is searched in the archive's folder. With ``alone``, it is not,
+    so that archives cannot refer to each other in a circle.
 
-    Raises ``FormatError`` and ``IntegrityError`` ``archive.*``: the layout is missing, damaged or invalid.
+    Raises ``FormatError`` and ``IntegrityError`` ``archive.*`` if the layout is missing, damaged or invalid.
     """
     location = store.location_of(name)
     layout = read_layout(catalog, location)
@@ -467,9 +473,9 @@ def read_layout(catalog: Catalog, location: str) -> ArchiveLayout:
 
 
 def open_archive(store: Store, name: str, *, alone: bool = False) -> tuple[Catalog, ArchiveStore] | None:
-    """Return the catalog and the files of an archive; None if the file is no archive. ``alone``: see ``archive_store``.
+    """Return the catalog and the files of an archive, or None if the file is no archive.
 
-    Raises the errors of reading a ``.zt`` file, and those of ``archive_store``.
+    ``archive_store`` describes ``alone``. Raises the errors of reading a ``.zt`` file, and those of ``archive_store``.
     """
     from ingot.formats.zt.manifest import ALIGNMENT, MAGIC
 

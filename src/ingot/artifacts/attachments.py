@@ -34,7 +34,7 @@ ATTACHMENT_TITLES = {
     "graph": "ONNX graph",
 }
 WITH_WEIGHTS = ("draft", "coreml")
-"""Attachments with separate weights; a program or graph uses the weights of the checkpoint."""
+"""Types of attachments that contain separate weights. A program or graph uses the weights of the checkpoint."""
 PACKAGE_SUFFIX = ".mlpackage"
 _MANIFEST = "Manifest.json"
 _PACKAGE_RULE = "attachments.coreml-package"

@@ -239,7 +239,7 @@ def copy_companions(companions: Mapping[str, str], target: Target, change: Confi
 
 
 def _apply_change(raw: bytes, change: ConfigChange, location: str) -> bytes:
-    """Return a ``config.json`` with the changes; the same bytes if nothing changes.
+    """Return the bytes of a ``config.json`` with the changes; ``raw`` itself if nothing changes.
 
     NaN and Infinity are preserved, because transformers and mlx_lm read them.
     """

@@ -204,7 +204,7 @@ def stage(target: Destination, *, overwrite: bool, resume: bool = False, names: 
 
 
 def _existing(location: Location) -> str | None:
-    """Return ``"file"`` or ``"folder"``; None if there is neither, or if the system does not permit to see it."""
+    """Return ``"file"`` or ``"folder"``, or None if the location does not exist or cannot be examined."""
     try:
         return "file" if location.find()[1] else "folder"
     except UsageError as error:
@@ -216,8 +216,9 @@ def _existing(location: Location) -> str | None:
 
 
 def _foreign_suffix(name: str) -> bool:
-    """Return whether a name has the suffix of another program, such as ``.tflite``, but not ``.1-8B`` of
-    ``Llama-3.1-8B``.
+    """Return whether a name ends in text that looks like a suffix, such as ``.tflite``.
+
+    A suffix begins with a letter: ``.1-8B`` of ``Llama-3.1-8B`` is none.
     """
     return re.fullmatch(r"\.[A-Za-z][A-Za-z0-9_]{0,14}", PurePosixPath(name).suffix) is not None
 

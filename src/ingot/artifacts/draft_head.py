@@ -51,7 +51,7 @@ class DraftShape:
 
 
 def check_head_or_none(tensors: Mapping[str, Tensor]) -> DraftShape | None:
-    """Check a draft head and return its sizes; None if its tensors have placeholder names.
+    """Check a draft head and return its sizes, or return None if its tensors have placeholder names.
 
     Raises the errors of ``check_draft``.
     """

@@ -30,7 +30,7 @@ from ingot.model.tensor import Tensor
 
 _CHUNK = 1 << 20
 COMPARED_AT_ONCE = 1 << 20
-"""Elements of the chunks in which two tensors are compared."""
+"""The number of elements in a chunk when two tensors are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,9 @@ def same_type(first: Tensor, second: Tensor) -> bool:
 
 
 def equal_values(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors of equal shape and type have equal values, bit for bit; stops at the first
-    difference.
+    """Return whether two tensors of equal shape and type have equal values, bit for bit.
+
+    Reading stops at the first chunk that differs.
     """
     return common_digest(first, second) is not None
 
@@ -136,14 +137,14 @@ def common_digest(first: Tensor, second: Tensor) -> str | None:
 def same_identity(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Return whether two results of ``Checkpoint.identity`` identify the same files and views.
 
-    They may come from different processes and machines, and through JSON. Device numbers are ignored, because they
-    differ between machines.
+    The results may come from different processes and machines, and may have been sent as JSON. Device numbers are
+    ignored, because they differ between machines.
     """
     return bool(_comparable(first) == _comparable(second))
 
 
 def _comparable(value: Any) -> Any:
-    """Return an identity in a form that can be compared: with lists as JSON has them, and without device numbers."""
+    """Return an identity for comparisons: tuples become lists, as in JSON, and device numbers are removed."""
     if isinstance(value, Mapping):
         return {str(key): _comparable(item) for key, item in value.items()}
     if not isinstance(value, list | tuple):

@@ -1,9 +1,11 @@
-"""Modelfiles of ollama: their text for a GGUF file, and which of their lines add nothing to such a file.
+"""Write Modelfiles of ollama for GGUF files, and recognize Modelfiles that add nothing to their GGUF file.
 
-ollama takes the chat template from the file's ``tokenizer.chat_template``, and compares it with the templates that it
-knows (``server/model.go`` of ollama 0.33). A line TEMPLATE, in Go's syntax, would replace it. So only a file without a
-template gets one, which passes the prompt as it is. A stop text is written for each end token of
-``generation_config.json`` that is a control token of the file; such a token is never a part of ordinary text.
+ollama reads the chat template from the file's ``tokenizer.chat_template``, and compares it with its built-in templates
+(``server/model.go`` of ollama 0.33). A line TEMPLATE, in Go's syntax, would replace the file's template. Therefore this
+line is written only for a file without a template; it passes the prompt unchanged.
+
+A line with a stop text is written for each end token of ``generation_config.json`` that is a control token of the file.
+Ordinary text never contains control tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _HEADER = "# Written by Ingot. Create the model with: ollama create NAME -f THIS
 
 
 def modelfile_name(weights: str) -> str:
-    """Return the name of the Modelfile beside a single file of weights: ``x.Modelfile`` for ``x.gguf``."""
+    """Return the name of the Modelfile that is written next to a file of weights: ``x.Modelfile`` for ``x.gguf``."""
     return f"{weights.removesuffix('.gguf')}.{MODELFILE}"
 
 
@@ -54,7 +56,7 @@ def has_template(metadata: Mapping[str, Any]) -> bool:
 
 
 def control_tokens(metadata: Mapping[str, Any]) -> dict[int, str]:
-    """Return the texts of a GGUF file's control tokens by id; empty without a tokenizer."""
+    """Return the texts of a GGUF file's control tokens by id; empty if the file has no tokenizer."""
     tokens = metadata.get(_TOKENS)
     types = metadata.get(_TYPES)
     if tokens is None or types is None:
@@ -64,12 +66,15 @@ def control_tokens(metadata: Mapping[str, Any]) -> dict[int, str]:
 
 
 def adds_nothing(directives: Iterable[tuple[str, str]], metadata: Mapping[str, Any]) -> bool:
-    """Return whether the lines of a Modelfile besides FROM leave the text that the file's weights give as it is.
+    """Return whether a Modelfile without its lines ``directives`` would have the same effect.
+
+    Lines without effect are stop texts that are control tokens of the file, and the template that passes the prompt
+    unchanged if the file has no template.
 
     Parameters
     ----------
     directives : iterable of (str, str)
-        Names in lower case, and values.
+        All lines except FROM: their names in lower case, and their values.
     metadata : mapping
         The metadata of the GGUF file.
     """
@@ -85,7 +90,7 @@ def adds_nothing(directives: Iterable[tuple[str, str]], metadata: Mapping[str, A
 
 
 def _unquoted(value: str) -> str | None:
-    """Return a value without its quotes; None if it goes on in the next line."""
+    """Return a value without its quotes, or None if the closing quotes are in a later line."""
     for quotes in ('"""', '"'):
         if value.startswith(quotes):
             inner = value[len(quotes) : -len(quotes)]
@@ -95,5 +100,5 @@ def _unquoted(value: str) -> str | None:
 
 
 def _is_quotable(text: str) -> bool:
-    """Return whether ollama's parser reads a quoted text back: it drops what is not printable."""
+    """Return whether ollama's parser reads a quoted text unchanged. It removes characters that are not printable."""
     return text.isprintable() and '"' not in text

@@ -1,8 +1,8 @@
-"""Models that a file of ollama names: a manifest in ``models/manifests``, or a Modelfile.
+"""Find the weights that a file of ollama names: a manifest in ``models/manifests``, or a Modelfile.
 
-Only files that name a model and nothing else are resolved. Templates, parameters and adapters in such files belong to
-the model for ollama, but have no place in a result, so that these files are refused with the path of the weights. Lines
-that add nothing to the weights' file, as in the Modelfiles that Ingot writes, are accepted (``artifacts.modelfile``).
+A file that also has templates, parameters or adapters is refused, because a result could not contain them. The error
+states the path of the weights. Lines that add nothing to the file of the weights are accepted, as in the Modelfiles
+that Ingot writes (``artifacts.modelfile``).
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ class Source(CheckpointSource):
     def packer(self) -> Packer | None:
         """Return the tool that packed the weights if Ingot cannot decode its packing; else None.
 
-        The folder's ``config.json`` identifies the tool, unless the format itself uses the config; else the tensors do.
+        The tool is identified by the folder's ``config.json``, unless the format itself uses this config. Otherwise it
+        is identified by the names and element types of tensors.
         """
         config = {} if self.format.traits.config_keys else self.config()
         return packer_of_config(config, self.store.location_of(CONFIG)) or packer_of_tensors(self.catalog.tensors)
@@ -122,8 +123,9 @@ class Source(CheckpointSource):
         return sum(self.store.stat(name).size for name in self.catalog.headers)
 
     def would_overwrite(self, target: str, *, folder: bool) -> bool:
-        """Return whether a new file, or a new folder, at the address ``target`` would remove one of the artifact's
-        files.
+        """Return whether writing the address ``target`` would remove one of the artifact's files.
+
+        ``folder`` states whether a folder or a file is written.
         """
         return self.store.would_overwrite({self.name, *self.catalog.headers}, target, folder=folder)
 
@@ -242,9 +244,7 @@ def open(
 def open_in_store(
     store: Store, name: str, *, io: str = "auto", verify: bool = True, max_decompressed: int | str | None = None
 ) -> Checkpoint:
-    """Open the checkpoint at ``name`` in ``store``, as ``find`` returns both; options and errors are those of
-    ``open``.
-    """
+    """Open the checkpoint ``name`` in ``store``, which ``find`` returned. Options and errors are those of ``open``."""
     return weights_of(
         open_source_in_store(store, name, verify=verify, max_decompressed=max_decompressed, requested_io=io)
     )
@@ -325,9 +325,9 @@ def address_of(location: Location) -> str:
 
 
 def local_text(text: str, address: str) -> str:
-    """Return ``text``, as another process parsed it, if it leads to ``address`` here too; else ``address``.
+    """Return ``text`` if it leads to ``address`` in this process, else ``address``.
 
-    With the same text, messages are the same in both processes.
+    ``text`` is a location that another process parsed. If both processes use the same text, their messages are equal.
     """
     try:
         return text if address_of(Location.parse(text)) == address else address
@@ -409,7 +409,7 @@ def _open_archived(catalog: Catalog, store: Store, entry: str, **options: Any) -
 
 
 def _fallback_folder(store: Store) -> Store | None:
-    """Return the folder inside ``store`` that contains the weights, if a format recognizes one; else None."""
+    """Return the folder inside ``store`` in which a format recognizes the weights, or None if no format does."""
     for _, format in FORMATS.available():
         folder = format.fallback_folder(store)
         if folder is not None:

@@ -111,7 +111,7 @@ def _jobs(tensor: Tensor, arrays: dict[str, Array]) -> Iterator[tuple[_Job, int]
 def _can_split(tensor: Tensor) -> bool:
     """Return whether a tensor can be read in separate ranges.
 
-    This needs a part whose bytes are those of the array, and no digest to be checked over all of them.
+    It can if the bytes of its part are those of the array, and no digest of the full part must be checked.
     """
     part = tensor.parts["data"]
     is_checked = part.digest is not None and part.verify

@@ -15,7 +15,7 @@ from ingot.model.tensor import Tensor
 
 UNREAD = "open.unread"
 _SHOWN = ("torchfile.left-out", "gptq.format", "gptq.zero-points", "onnx.inner-graphs")
-"""Rules of remarks of formats that every report shows."""
+"""The rules of those remarks of formats that every report shows."""
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.[^.]+")
 
 

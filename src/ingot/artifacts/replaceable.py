@@ -51,12 +51,15 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
 
 
 def is_sentinel(name: str) -> bool:
-    """Return whether a hidden file's name is one that a format of Ingot has."""
+    """Return whether a hidden file has a name that a format of Ingot uses."""
     return name in _SENTINELS or name.startswith(_SQUISH)
 
 
 def _shown(name: str) -> str:
-    """Return ``name`` for a message, cut after its first hidden folder; hidden folders never belong to a checkpoint."""
+    """Return ``name`` for a message.
+
+    It ends after the first hidden folder in it, because a hidden folder never belongs to a checkpoint.
+    """
     components = name.split("/")
     hidden = next((index for index, component in enumerate(components[:-1]) if component.startswith(".")), None)
     return name if hidden is None else "/".join(components[: hidden + 1]) + "/"

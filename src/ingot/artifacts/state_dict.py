@@ -87,7 +87,7 @@ class _BytesSource(Source):
 
 @dataclass(slots=True)
 class _StateSource(Source):
-    """A mapping of arrays or tensors in the place of an opened file.
+    """A mapping of arrays or tensors as a source, so that operations can read it like an opened file.
 
     ``checkpoint`` is the mapping if it is an opened checkpoint; the caller closes it.
     """

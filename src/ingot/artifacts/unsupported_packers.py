@@ -23,7 +23,10 @@ _BYTES = ("i8", "u8", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz", "f4_
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """The tool that packed weights (``quant_method`` or the names of tools), and the location of the evidence."""
+    """The tool that packed weights, and the location of the evidence.
+
+    ``name`` is the value of ``quant_method``, or the names of the tools that may have packed the weights.
+    """
 
     name: str
     location: str
@@ -87,14 +90,14 @@ _SUFFICIENT = {
     "._weight_qdata": "torchao",
     "._data._data": "quanto",
 }
-"""Endings of names that only packed codes have, without further evidence."""
+"""Endings of names that indicate packed codes without further evidence, and the tools that use them."""
 _EVIDENCE = tuple({ending for sign in _SIGNS for ending in sign.companions} | set(_SUFFICIENT))
 
 
 def packer_of_config(config: Mapping[str, Any], location: str) -> Packer | None:
     """Return the packer that a ``config.json`` states; None if it states none.
 
-    ``quantization_config`` without ``quant_method`` is that of MLX, which Ingot's format reads.
+    A ``quantization_config`` without ``quant_method`` is that of MLX, which Ingot supports.
     """
     for section in (config, config.get("text_config")):
         if not isinstance(section, Mapping):
@@ -109,7 +112,7 @@ def packer_of_config(config: Mapping[str, Any], location: str) -> Packer | None:
 def packer_of_tensors(tensors: Mapping[str, Tensor]) -> Packer | None:
     """Return the packer that the names and element types of tensors indicate; None if they indicate none.
 
-    Element types are read only if two names match, so that it is fast for many tensors.
+    Element types are read only if the names match, so that the check is fast for many tensors.
     """
     if not any_ends(tensors, _EVIDENCE):
         return None
