@@ -14,11 +14,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Stamp(NamedTuple):
-    """The state of a file, taken from the open file. Equal stamps mean equal bytes, as far as can be known unread.
+    """The state of a file, taken from the open file. If two stamps are equal, the bytes are assumed to be equal.
 
-    In a file system ``ctime_ns`` cannot be set back as ``mtime_ns`` can, and ``device`` and ``inode`` distinguish a
-    file from a replacement. In other stores ``etag`` identifies the version of the file. In JSON a stamp is a list of
-    these values in this order; ``Stamp(*values)`` restores it.
+    In a file system, programs can set ``mtime_ns`` back, but not ``ctime_ns``. ``device`` and ``inode`` distinguish a
+    file from a replacement. In other stores, ``etag`` identifies the version of the file. In JSON, a stamp is a list of
+    its fields in their order; ``Stamp(*values)`` restores it.
     """
 
     size: int
@@ -68,18 +68,21 @@ class PagedSource(ABC):
 
     @abstractmethod
     def prefetch(self, offset: int, length: int) -> bool:
-        """Ask the system to read a range into its cache; return whether it has such a request."""
+        """Ask the system to read a range into its cache; return False if the system does not support this request."""
 
     @abstractmethod
     def evict(self, offset: int, length: int) -> bool:
-        """Ask the system to drop the pages that lie entirely in a range; return whether it has such a request."""
+        """Ask the system to drop the pages that lie entirely in a range from its cache.
+
+        Returns False if the system does not support this request.
+        """
 
 
 class DerivedSource:
     """A base class of sources that compute their bytes from other bytes when they are read.
 
-    The defaults suit a source that needs no memory and reads no unchecked parts. ``integers`` is the inclusive range
-    of the integer values, if it is known before the values are computed.
+    The methods of this class suit a source that needs no memory and reads no unchecked parts. ``integers`` is the
+    inclusive range of the integer values if the range is known before the values are computed, else None.
     """
 
     integers: tuple[int, int] | None = None
@@ -89,8 +92,9 @@ class DerivedSource:
         return 0
 
     def computing_bytes(self) -> int:
-        """Return the bytes of memory that the first read of a tensor needs to compute all of it; one tensor is computed
-        at a time.
+        """Return the number of bytes of memory that the first read needs to compute the full tensor.
+
+        Sources compute one tensor at a time, so these numbers are not added.
         """
         return 0
 
@@ -101,7 +105,7 @@ class DerivedSource:
     def verify_sources(self) -> None:
         """Compare the digests of the parts from which the bytes are computed, except digests that ranged reads compare.
 
-        Raises ``IntegrityError``.
+        Raises ``IntegrityError`` if a digest differs.
         """
 
 

@@ -11,9 +11,9 @@ from ingot.model.statistics import Statistics
 from ingot.model.tensor import Array
 
 ProcessLayer = Callable[[Statistics, Callable[[Array, str], None]], Mapping[str, Any]]
-"""A callback for a layer: it gets the statistics, and a function that stores an array under a key.
+"""A callback for a layer. It receives the layer's statistics, and a function that stores an array under a key.
 
-It returns a JSON object. The statistics are deleted afterwards."""
+It returns a JSON object. The statistics are deleted after the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,9 @@ class LayerResult:
 
 @dataclass(frozen=True, slots=True)
 class LayerResults:
-    """The results of all layers, and the statistics of all matrices, which have only the diagonals of second
-    moments.
+    """The results of all layers, and the statistics of all matrices.
+
+    These statistics contain only the diagonals of the second moments.
     """
 
     statistics: Statistics
@@ -56,7 +57,7 @@ class Calibration(ABC):
         return "samples of the model"
 
     def plan(self) -> CalibrationEstimate | None:
-        """Return estimates for a run, measured on a few windows; None if they cannot be measured."""
+        """Return estimates for a run, measured on a few windows of tokens, or None if they cannot be measured."""
         return None
 
     @abstractmethod
@@ -77,7 +78,7 @@ class Calibration(ABC):
         resume : bool
             Whether to continue after the last layer that an earlier run finished in this folder.
         identity : str
-            Text of everything that the results depend on besides the calibration.
+            A text that changes if anything changes that determines the results, except the calibration.
         reserve : int
             Bytes of memory that ``process`` needs.
 

@@ -320,8 +320,8 @@ class Checkpoint(Mapping[str, Tensor]):
     ) -> Iterator[tuple[int | None, dict[str, Any]]]:
         """Yield ``(layer, {name: array})`` for each transformer layer in order; the arrays are not cached.
 
-        Tensors outside the layers have the layer None. Tensors that follow the layers in a forward pass (final norm,
-        head) come last, the others first.
+        Tensors outside the layers have the layer None. The final norm and the head come last, because they follow the
+        layers in a forward pass. All other tensors outside the layers come first.
         """
         self.require_whole()
         before, layers, after = group_by_layer(self)

@@ -54,7 +54,7 @@ class Part:
     uncompressed_length : int or None
         Bytes after decoding; None for ``raw``.
     digest : str or None
-        ``algorithm:hex`` of the stored bytes, or of the decoded ones.
+        ``algorithm:hex`` of the stored bytes, or of the decoded bytes if ``digest_of_decoded`` is set.
     chunks : ChunkDigests or None
         Digests of chunks of the stored bytes, for the check of ranges.
     digest_of_decoded : bool
@@ -217,9 +217,9 @@ class Part:
         return self._checks.proven
 
     def private(self) -> Part:
-        """Return a copy of this part over writable memory that is not shared with this part.
+        """Return a part with the same bytes in writable memory, which is not shared with this part.
 
-        For a mapped file it is a copy-on-write mapping; other bytes are read once and cached.
+        If the source is mapped, the memory is a copy-on-write mapping. Otherwise the bytes are read once and cached.
         """
         if isinstance(self.source, PrivateSource) or self.keeps:
             return self
@@ -341,7 +341,10 @@ class ChunkReader(StoredReader):
             out = out[target.nbytes :]
 
     def _read_chunks(self, index: int, out: memoryview) -> memoryview:
-        """Fill the beginning of ``out`` with one chunk, or for a remote source with all chunks that fit; return it."""
+        """Fill the beginning of ``out`` with the chunk ``index``, and return the filled part of ``out``.
+
+        For a remote source, read all following chunks that fit into ``out`` too.
+        """
         start, length = self._chunks.span(index)
         if not is_remote(self._part.source):
             target = out[:length]

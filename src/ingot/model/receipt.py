@@ -83,7 +83,8 @@ def parse_receipt(raw: bytes, location: str) -> Receipt:
 def with_entry(old: Receipt | None, weights: str, entry: Mapping[str, Any]) -> Receipt:
     """Return a receipt with ``entry`` added as the last entry.
 
-    Entries of other weights, an earlier entry with the same ``of``, and the oldest above ``MAX_ENTRIES`` are left out.
+    Entries of other weights and an earlier entry with the same ``of`` are left out. If there are more than
+    ``MAX_ENTRIES`` entries, the oldest are left out.
     """
     kept_entries = (
         [] if old is None or old.weights != weights else [item for item in old.entries if item["of"] != entry["of"]]

@@ -52,5 +52,5 @@ FROM_SPARSE: Registry[Callable[[Any], SparseArrays | None]] = Registry(
         ("torch", "ingot.runtime.arrays.torch_sparse:to_arrays"),
     ),
 )
-"""Functions that return the arrays of a sparse object, or None for any other object. The key is the module that defines
-the library's sparse objects: unless it is imported, no such object exists."""
+"""Functions that return the arrays of a sparse object, or None for any other object. The key of a function is the
+module that defines the sparse objects. The function is called only if this module is imported."""

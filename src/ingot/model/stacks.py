@@ -72,9 +72,10 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The chosen stack with the reason, skipped stacks of higher priority, and descriptions of additional features.
+    """The chosen stack with the reason, and the skipped stacks of higher priority.
 
-    ``computes`` states whether a stack of Ingot multiplies by the stored codes without decoding them.
+    ``adds`` are descriptions of additional features of the file. ``computes`` states whether a stack of Ingot
+    multiplies by the stored codes without decoding them.
     """
 
     platform: str

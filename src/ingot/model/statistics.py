@@ -272,8 +272,9 @@ class Statistics:
         return {**entries, COUNT: ArrayEntry(np.array([count], np.int64))}
 
     def _share(self, location: str) -> None:
-        """Add the A of another matrix to each matrix that shares it; the metadata ``NAME:same`` name the other
-        matrix.
+        """Add A to each matrix that shares it with another matrix, which the metadata entry ``NAME:same`` names.
+
+        Raises ``FormatError`` ``statistics.entries`` if the other matrix has no A, or if the matrix has its own.
         """
         for key, source_name in self.metadata.items():
             name, _, field = key.rpartition(":")

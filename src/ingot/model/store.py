@@ -153,8 +153,9 @@ class Store(ABC):
         return f"{self.url}/{quote(name, errors='surrogateescape')}" if name and self.url else self.url
 
     def would_overwrite(self, names: Iterable[str], target: str, *, folder: bool) -> bool:
-        """Return whether writing a file, or a folder, at the address ``target`` would remove one of the files
-        ``names``.
+        """Return whether writing the address ``target`` would remove one of the files ``names`` of this store.
+
+        ``folder`` states whether a folder or a file is written.
         """
         addresses = {self.url_of(name) for name in names}
         return target in addresses or (folder and any(address.startswith(f"{target}/") for address in addresses))
@@ -168,7 +169,8 @@ class Store(ABC):
 class OverwritePolicy:
     """The permission to overwrite an existing artifact.
 
-    ``allowed`` gives it. ``require_ours`` raises an error for folders that must not be overwritten even then.
+    If ``allowed`` is false, nothing may be overwritten. Otherwise ``require_ours`` receives an existing folder, and
+    raises an error if this folder must not be overwritten.
     """
 
     allowed: bool = False

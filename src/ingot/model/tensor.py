@@ -42,7 +42,8 @@ _FRAMEWORK_ALIASES = {"numpy": "np", "torch": "pt"}
 ON_DEVICE: Registry[Callable[[Tensor, Any, Any], Any]] = Registry(
     "framework", (("pt", "ingot.runtime.arrays.torch_device:decode_on_device"),)
 )
-"""Functions that decode a packed tensor on the target device; None if it is decoded on the CPU and copied."""
+"""Functions by framework that decode a packed tensor on the target device. They return None for a tensor that must be
+decoded on the CPU and copied."""
 _CODECS: Registry[Any] = Registry("table", (("codecs", "ingot.codecs.table:CODECS"),))
 TO_NUMPY: Registry[Callable[[Any], Array]] = Registry("framework", (("pt", "ingot.runtime.arrays.torch:to_numpy"),))
 
@@ -70,32 +71,32 @@ class Decoder(ABC):
         """Return a sequential reader of the tensor's rows, starting at the first row."""
 
     def runs(self, tensor: Tensor, shape: tuple[int, ...]) -> RunLayout | None:
-        """Return where the parts store runs of elements, so that a tensor of ``shape`` can be assembled from runs.
+        """Return the positions of runs of elements in the parts, so that a tensor of ``shape`` can be assembled.
 
-        None if the assembled tensor needs other parameters, or if the positions of runs are unknown.
+        Returns None if the assembled tensor needs other parameters, or if the positions of runs are unknown.
         """
         return None
 
     def columns(self, tensor: Tensor, count: int) -> Mapping[str, int] | None:
-        """Return the bytes that ``count`` columns of a row take in each part, from any column on.
+        """Return the number of bytes of ``count`` consecutive columns of a row in each part, by role.
 
-        The value is 0 for a part that belongs to full rows or to the tensor. The result is None if positions of columns
-        are unknown, if a tensor of ``count`` columns needs other parameters, or if its parts would begin within a byte,
-        a word or a group.
+        The value is 0 for a part that has no separate bytes for columns. The result is None if positions of columns are
+        unknown, if a tensor of ``count`` columns needs other parameters, or if its parts would begin within a byte, a
+        word or a group.
         """
         return None
 
     def to_runs(self, tensor: Tensor) -> Tensor | None:
         """Return the tensor in a layout whose runs have known positions; its parts are computed on access.
 
-        None if the codec has no such layout.
+        Returns None if the codec has no such layout.
         """
         return None
 
     def sparse(self, tensor: Tensor, dtype: str) -> SparseArrays | None:
         """Return new arrays of the stored values and their checked positions.
 
-        None if the codec stores no positions. Raises ``CodecError`` with the codec's rules.
+        Returns None if the codec stores no positions. Raises ``CodecError`` with the codec's rules.
         """
         return None
 
@@ -158,7 +159,7 @@ class Tensor:
         Stored bits per element of the source, if a view computes new values: rounded, rotated or scaled. 0 if the
         values are the stored ones.
     stored_like : Tensor or None
-        If no rule of a recipe matches: the tensor whose codec and element type a conversion uses for these f32 values.
+        The tensor whose codec and element type a conversion uses for these f32 values if no rule of a recipe matches.
 
     Examples
     --------

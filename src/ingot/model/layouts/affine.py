@@ -128,8 +128,9 @@ class AffineLayout:
 
     @property
     def rounds_products(self) -> bool:
-        """Whether ``s * q`` is rounded to the type of the scales before ``z`` is added, as in runtimes with this
-        layout.
+        """Whether ``s * q`` is rounded to the type of the scales before ``z`` is added.
+
+        Runtimes that use this layout do so too.
         """
         return self.offset and self.scales != "f32"
 
@@ -181,7 +182,7 @@ class AffineLayout:
 
     @property
     def no_zero(self) -> float:
-        """The zero point for empty groups and groups of zeros: the lowest code."""
+        """The zero point that is stored for groups without elements and for groups of zeros: the lowest code."""
         return -(2.0 ** (self.bits - 1)) if self.signed else 0.0
 
     def in_rows(self, cols: int) -> bool:
@@ -239,7 +240,10 @@ class AffineLayout:
         return (packed, scales, PartSpec(ZEROS, self.scales, scale_bytes)) if self.zeros else (packed, scales)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes from which ``from_tensor`` reads the layout. For words they follow zTensor 1.2."""
+        """Return the attributes from which ``from_tensor`` reads the layout.
+
+        If codes are packed in integer words, these are the attributes of zTensor 1.2.
+        """
         if not self.stream:
             dtype = {} if self.dtype == self.scales else {"dtype": self.dtype}
             return {"bits": self.bits, "group_size": self.group_size, "packing": self.packing, **dtype}
@@ -263,10 +267,10 @@ class AffineLayout:
     def from_tensor(cls, tensor: LayoutSource) -> AffineLayout:
         """Return the layout from a tensor's attributes.
 
-        Attributes with ``codec_version`` are in Ingot's complete form. Others are those of zTensor 1.2, section 3:
-        ``bits``, ``group_size`` and ``packing``, without further attributes that could change the meaning. Then codes
-        are unsigned, groups are along the last dimension, and the dtype is that of the scales. Zero points exist if the
-        part does.
+        Attributes with ``codec_version`` are Ingot's attributes, which describe the full layout. Otherwise, attributes
+        are those of zTensor 1.2, section 3: ``bits``, ``group_size`` and ``packing``, and optionally ``dtype`` and
+        ``axis``. Codes are then unsigned, groups are along the last dimension, and the default of ``dtype`` is the type
+        of the scales. There are zero points if the tensor has a part ``zeros``.
 
         Raises
         ------
@@ -357,10 +361,10 @@ def _block(reader: Attributes, shape: Shape) -> Shape:
 
 
 def canonical(layout: AffineLayout, shape: Shape) -> AffineLayout:
-    """Return an equivalent layout of the same bytes without ``matrix``; ``layout`` if there is no equivalent.
+    """Return an equivalent layout of the same bytes without ``matrix``, or ``layout`` if there is none.
 
-    If the codes are one bit stream in both layouts, a scale per run of ``n`` elements equals a scale per group of ``n``
-    columns, provided that ``n`` divides the columns.
+    The codes must be one bit stream in both layouts. A scale per group of ``n`` columns of ``matrix`` is then a scale
+    per group of ``n`` columns of the tensor, if ``n`` divides both numbers of columns.
     """
     if layout.matrix is None:
         return layout

@@ -178,9 +178,10 @@ def _affine(layout: AffineLayout, tensor: LayoutSource) -> Iterator[Storable]:
 
 
 def _even_group(layout: AffineLayout, cols: int) -> Group | None:
-    """Return a smaller group that divides a row; None if the layout's groups divide the row already.
+    """Return a smaller group that divides a row: the greatest common divisor of the group and the columns.
 
-    The result is the greatest common divisor; None if its scales would need more space than its codes.
+    Returns None if the layout's groups divide the row already, or if the scales of the smaller groups would need more
+    space than the codes.
     """
     group = layout.group_size
     if group is None or cols <= group or cols % group == 0:

@@ -22,7 +22,7 @@ _FOREIGN = "~"
 
 
 def file_id(codec: str) -> str:
-    """Return the id of a codec in files; for most codecs the codec's name."""
+    """Return the id of a codec in files. For most codecs, it is the codec's name."""
     return codec[1:] if codec.startswith(_FOREIGN) else _FILE_IDS.get(codec, codec)
 
 
@@ -32,7 +32,10 @@ def resolve_codec(text: Any) -> Any:
 
 
 def codec_of(stored: str) -> str:
-    """Return the codec for an id in a file; ``file_id`` converts it back, also if the id is unsupported."""
+    """Return the name of the codec for an id in a file.
+
+    ``file_id`` converts the name back to the same id, even if Ingot does not support the codec.
+    """
     if stored in _FILE_IDS or stored.startswith(_FOREIGN):
         return _FOREIGN + stored
     return _CODECS.get(stored, stored)

@@ -1,7 +1,7 @@
-"""Scale tensors with as many dimensions as the weights, as in Core ML and ONNX, as grids of affine layouts and back.
+"""Conversion between grids of affine layouts and scales that have as many dimensions as the weights.
 
-Along each dimension, a scale applies to ``size / scales`` consecutive elements. If possible, affine layouts use groups
-of consecutive elements, because more containers support them.
+Core ML and ONNX have such scales. Along each dimension, a scale applies to ``size / scales`` consecutive elements. If
+possible, affine layouts use groups of consecutive elements, because more containers support them.
 """
 
 from __future__ import annotations

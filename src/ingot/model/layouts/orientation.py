@@ -29,8 +29,9 @@ def require_last_axis(reader: Attributes, tensor: LayoutSource) -> None:
 
 
 def lacks_axis(attributes: Mapping[str, object]) -> bool:
-    """Return whether attributes of packed words do not state the dimension. Ingot's attributes, which have a version,
-    do.
+    """Return whether attributes do not state the dimension along which codes are packed into words.
+
+    Ingot's attributes, which have a ``codec_version``, determine it.
     """
     return AXIS not in attributes and "codec_version" not in attributes
 

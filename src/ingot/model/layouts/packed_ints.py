@@ -62,18 +62,22 @@ PLANES: Mapping[int, tuple[tuple[int, int], ...]] = {
     6: ((4, 0), (2, 4)),
     7: ((4, 0), (2, 4), (1, 6)),
 }
-"""Bit planes by bits of a code, in the order of their words; for each plane its number of bits and its first bit."""
+"""The bit planes of codes, by bits of a code, in the order in which their words are stored.
+
+Each plane is a pair: its number of bits, and the position of its lowest bit in the code."""
 
 
 class PackingForm(NamedTuple):
     """The packing of a tool: the supported bits, and the arrangement of codes and zero points.
 
-    ``transposed``: scales are [groups, rows], and a word contains codes of several columns of a row or of several rows
-    of a column; otherwise everything is stored row by row. ``signed``: codes and integer zero points are in two's
-    complement. ``stacked``: the groups are split into as many runs as a byte (for 3 bits: a word) has codes, and each
-    byte contains one code of each run. ``zeros``: the form of zero points; None if codes are symmetric.
-    ``same_as_affine``: the parts whose bytes are those of ``affine`` in rows. ``integers``: the type of the codes.
-    ``written``: whether Ingot also writes this packing.
+    If ``transposed``, scales are [groups, rows], and a word contains codes of several columns of a row or of several
+    rows of a column. Otherwise all parts are stored row by row. If ``signed``, codes and integer zero points are in
+    two's complement. If ``stacked``, the groups are split into ``n`` runs, where ``n`` is the number of codes in a byte
+    (for 3 bits: in a word). Each byte then contains one code of each run.
+
+    ``zeros`` is the form of zero points, or None if codes are symmetric. ``same_as_affine`` are the parts whose bytes
+    are the same in an ``affine`` layout packed by rows. ``integers`` is the storage type of the codes. ``written``
+    states whether Ingot also writes this packing.
     """
 
     bits: tuple[int, ...]
@@ -168,7 +172,10 @@ class PackedIntLayout:
 
     @property
     def scattered(self) -> bool:
-        """Whether values depend on properties of single columns, so that no other layout is equivalent."""
+        """Whether columns have separate group indices or factors, or groups are not runs of columns.
+
+        No other layout is then equivalent.
+        """
         return self.order or self.factors or self.packing == HQQ_COLUMNS
 
     @property
@@ -203,9 +210,10 @@ class PackedIntLayout:
         return 1 if self.group is None else -(-cols // self.group)
 
     def lines(self, shape: Shape) -> tuple[int, int]:
-        """Return number and length of the lines whose codes a stacked packing distributes over words.
+        """Return the number and the length of the lines of a stacked packing.
 
-        A line is the codes of a group; for ``HQQ_COLUMNS``, the codes with the same position in their groups.
+        A line consists of the codes of a group; for ``HQQ_COLUMNS``, of the codes with the same position in their
+        groups. A byte or word contains codes of several lines.
         """
         rows, cols = matrix_shape(shape)
         if self.packing == HQQ_COLUMNS:
@@ -241,7 +249,7 @@ class PackedIntLayout:
         return (self.groups(cols), rows) if self.transposed else (rows, self.groups(cols))
 
     def zero_shape(self, shape: Shape) -> Shape:
-        """Return the shape of ``zeros``, also if the layout has no such part."""
+        """Return the shape of ``zeros``. If the layout has no such part, it is the shape that the part would have."""
         rows, cols = matrix_shape(shape)
         groups = self.groups(cols)
         if self.packing == AWQ_GEMV:

@@ -1,4 +1,4 @@
-"""How records of packed weights are split into streams for entropy coding (``spec/packed.md``)."""
+"""Record layouts of packed weights: they split records into streams for entropy coding (``spec/packed.md``)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def _code_layout(bits: int, item: int) -> RecordLayout:
 
 @cache
 def _dtype_layout(name: str) -> RecordLayout:
-    """Return the record layout of plain numbers: a stream for each byte; 8-bit exponents stay together."""
+    """Return the record layout of plain numbers: a stream for each byte.
+
+    Exception: the 8 bits of an exponent of bf16 or f32 are one stream, although they are in two bytes.
+    """
     width = max(1, DTYPES[name].bits // 8) if name in DTYPES else 1
     if width == 1:
         builder = _Builder(_PLAIN)
@@ -133,7 +136,10 @@ def _dtype_layout(name: str) -> RecordLayout:
 
 
 def _nibbles(scale_bytes: int, *, minimum: bool = False) -> RecordLayout:
-    """Return the record layout of blocks: an f16 scale, perhaps an f16 minimum, and 16 bytes of two codes each."""
+    """Return the record layout of blocks: an f16 scale, an f16 minimum if ``minimum`` is true, and 16 bytes of codes.
+
+    Each byte contains two codes.
+    """
     builder = _Builder(scale_bytes + 16)
     low, high = builder.half(0)
     if minimum:
@@ -247,7 +253,7 @@ def _q2_k() -> RecordLayout:
 
 
 def _iq4_xs() -> RecordLayout:
-    """Return the record layout of IQ4_XS; scales and codes with even numbers precede those with odd numbers."""
+    """Return the record layout of IQ4_XS: scales and codes of blocks with even indices precede those with odd ones."""
     builder = _Builder(136)
     builder.half(0)
     scales, start = builder.stream(8)
@@ -297,7 +303,10 @@ _BLOCKS: Mapping[str, Callable[[], RecordLayout]] = {
 
 @cache
 def _block_layout(name: str) -> RecordLayout:
-    """Return the record layout of a type of ggml's blocks; of unknown structures only 16-bit scales are separate."""
+    """Return the record layout of a type of ggml's blocks.
+
+    For a type without a function in ``_BLOCKS``, only 16-bit scales at the beginning or end have separate streams.
+    """
     if name in _BLOCKS:
         return _BLOCKS[name]()
     size = TYPES[name].nbytes

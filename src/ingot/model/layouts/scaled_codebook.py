@@ -43,9 +43,9 @@ TABLES: Mapping[str, tuple[float, ...]] = {
     "fp4": tuple(sign * entry / 12 for sign in (1, -1) for entry in _FP4),
     "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
-"""Named tables of 16 f32 values: NormalFloat, bitsandbytes' FP4 in its order, ggml's IQ4_NL."""
+"""Named tables of 16 f32 values: NormalFloat, FP4 in the order of bitsandbytes, IQ4_NL of ggml."""
 VALUES = {**{name: DTYPES[name].bits for name in NUMBERS}, **dict.fromkeys(TABLES, 4)}
-"""Values that need no codebook, by the name of their element type or table, with the bits of an index."""
+"""The bits of an index, by the name of an element type or table whose values need no codebook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,10 @@ def _grid(reader: Attributes, version: int) -> Grid:
 
 
 def _version_2_fields(reader: Attributes, version: int, bits: int, location: str) -> dict[str, Any]:
-    """Return the fields that version 2 of the attributes adds to a layout; version 1 must not have them."""
+    """Return the fields of a layout that version 2 of the attributes adds.
+
+    Raises ``CodecError`` if attributes of version 1 contain them.
+    """
     keys = ("values", "order", "scale_dtype", "second", "nested", "factor", "transposed")
     fields: dict[str, Any] = {}
     if version == VERSION:

@@ -269,8 +269,9 @@ class BlocksLayout:
 
 
 def stored_shape(matrix: tuple[int, int], axis: int, kept_channels: int | None) -> tuple[int, int]:
-    """Return the shape of a stored matrix: ``kept_channels`` along ``axis``; ``matrix`` if ``kept_channels`` is
-    None.
+    """Return the shape of a stored matrix, which has ``kept_channels`` rows or columns along ``axis``.
+
+    If ``kept_channels`` is None, it is the shape ``matrix``.
     """
     rows, cols = matrix
     if kept_channels is None:

@@ -81,8 +81,9 @@ def layout_of(tensor: LayoutSource) -> Layout:
 
 
 def inner_source(tensor: LayoutSource, shape: Shape, codec: str, params: Mapping[str, Any]) -> LayoutSource:
-    """Return the attributes from which the layout of a tensor inside ``tensor`` is read; the other arguments describe
-    it.
+    """Return the source from which the layout of an inner tensor is read.
+
+    ``tensor`` contains the inner tensor, whose shape, codec and attributes are the other arguments.
     """
     return _Within(tensor.name, shape, tensor.dtype, codec, params, tensor.part_dtypes, tensor.part_nbytes)
 

@@ -22,8 +22,8 @@ from ingot.model.tensor import Array, Decoder, Tensor
 R = TypeVar("R")
 
 SCATTERED = 64
-"""The number of backward runs up to which ranges are read one by one. If there are more and ranges are expensive,
-all bytes of the origin are read once."""
+"""The largest number of backward runs (``count_backward_runs``) for which ranges are read one by one. If there are more
+and reading a range is expensive, all bytes of the origin are read once."""
 
 
 class RandomAccess(Protocol):
@@ -76,8 +76,8 @@ class _ForwardReader(Generic[R]):
 class PartRange:
     """Random access to the decoded bytes of a part, for several threads.
 
-    Ranges in ascending order are checked by chunks. If ranges are ``scattered``, the full part is checked first, and a
-    compressed part is decoded and cached.
+    If ``scattered`` is false, ranges should be read in ascending order, and are checked by chunks. If it is true,
+    ranges may be read in any order. The full part is then checked first, and a compressed part is decoded and cached.
     """
 
     def __init__(self, part: Part, *, scattered: bool) -> None:
@@ -277,8 +277,9 @@ def verify_sources(part: Part) -> None:
 
 
 def verify_part(part: Part) -> None:
-    """Check the digest of a part if partial reads do not check it, and the digests of the parts that it is computed
-    from.
+    """Check the digest of a part if reads of ranges do not check it.
+
+    If the part is computed from other parts, ``verify_sources`` checks them.
     """
     if part.verify and part.digest is not None and part.provable() is None:
         StoredReader(part).finish()
@@ -286,7 +287,7 @@ def verify_part(part: Part) -> None:
 
 
 def can_skip(tensor: Tensor) -> bool:
-    """Return whether runs of a tensor can be read without reading what precedes them."""
+    """Return whether runs of a tensor can be read without reading the elements before them."""
     return tensor.decoder is not None and isinstance(tensor.decoder.reader(tensor), SkippingReader)
 
 

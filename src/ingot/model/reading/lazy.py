@@ -101,7 +101,8 @@ class LazyMap(ComputedMap[T]):
     make : callable
         Builds the value for a name. If two threads ask at once, both may build it; both get the first one stored.
     brief : callable, optional
-        A cheaper replacement of ``make`` for values to cache: they need little memory until they are used.
+        Builds the values that are cached, by default ``make``. It should be cheaper, and its values should need little
+        memory until they are used. ``make`` still builds the values that are not cached.
     """
 
     def __init__(

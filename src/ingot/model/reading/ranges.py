@@ -81,7 +81,7 @@ def read_ranges(source: ByteSource, ranges: Sequence[Range]) -> list[memoryview]
 
 
 def slice_ranges(ranges: Sequence[Range], joined: dict[int, memoryview]) -> list[memoryview]:
-    """Return the bytes of ``ranges``, taken from merged ranges: ``joined`` maps the offset of each to its bytes."""
+    """Return the bytes of ``ranges``. ``joined`` maps the offset of each merged range to its bytes."""
     starts = sorted(joined)
     views = []
     for offset, length in ranges:

@@ -228,7 +228,7 @@ def derive_checkpoint(
     also_close: Callable[[], None] | None = None,
     **changes: Unpack[Attributes],
 ) -> Checkpoint:
-    """Return a checkpoint like ``base`` with other tensors. Closing either closes both.
+    """Return a checkpoint like ``base``, but with the tensors ``tensors``. Closing one of the two closes both.
 
     Parameters
     ----------
@@ -239,15 +239,15 @@ def derive_checkpoint(
     description
         The argument as JSON, or JSON values that identify it.
     origins : mapping, optional
-        The name of each new tensor to the names of the tensors of ``base`` from which it is computed. A name without
-        an entry stands for the tensor of ``base`` with the same name.
+        For the name of each new tensor, the names of the tensors of ``base`` from which it is computed. A tensor
+        without an entry is computed from the tensor of ``base`` with the same name.
     opened : sequence of CheckpointSource
         Further sources that the view reads, which are checked with it.
     also_close : callable, optional
         Closes sources that were opened for the view.
     changes
-        Attributes that differ from those of ``base``. The view has no aliases for missing tensors and no ``features``,
-        which describe a file.
+        Attributes that differ from those of ``base``. Aliases of names that are not in ``tensors`` are removed. The
+        view has no ``features``, because they describe a file.
     """
     attributes: Attributes = {
         "metadata": base.metadata,
@@ -265,16 +265,18 @@ def derive_checkpoint(
 
 
 def _with_runs(tensor: Tensor) -> Tensor:
-    """Return a tensor whose runs of elements have known positions: ``tensor``, or a repacking computed on access, if
-    possible.
+    """Return the tensor in a layout whose runs of elements have known positions (``Decoder.to_runs``).
+
+    If the codec has no such layout, return ``tensor``.
     """
     converted = None if tensor.decoder is None else tensor.decoder.to_runs(tensor)
     return tensor if converted is None else converted
 
 
 def common_layout(origins: Sequence[Tensor], shape: tuple[int, ...]) -> RunLayout | None:
-    """Return the layout of runs that all ``origins`` share; None if their stored bytes cannot form one tensor of
-    ``shape``.
+    """Return the layout of runs that all ``origins`` share.
+
+    Returns None if a tensor of ``shape`` cannot be assembled from their stored bytes.
     """
     first = origins[0]
     if first.decoder is None:
