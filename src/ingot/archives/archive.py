@@ -103,7 +103,7 @@ def archive(options: ArchiveOptions) -> Archived:
     FormatError
         ``archive.name``, ``archive.collision``: a file whose name other systems cannot have; ``archive.device``.
     IntegrityError
-        ``store.changed``: the source changed meanwhile.
+        ``store.changed``: the source changed while it was archived.
     ResourceError
         ``ram.ceiling``; disk full.
 

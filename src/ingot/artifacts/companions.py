@@ -142,7 +142,7 @@ def _listed(names: list[str]) -> str:
 class ConfigChange:
     """The changes of a ``config.json`` that a conversion requires.
 
-    ``drop`` contains the keys that describe the packing of the source. ``dtypes`` maps old element types to new ones;
+    ``drop`` contains the keys that describe the packing of the source. ``dtypes`` maps old to new element types.
     ``dtype`` is the new type of most elements. ``untie`` is set if the head is no longer tied to the embedding.
     """
 

@@ -102,7 +102,7 @@ class Source(CheckpointSource):
     def identity(self) -> list[list[Any]]:
         """Return JSON values that identify this source: digests of the headers, and the stamps of the open files.
 
-        Later reads use the open files, although the path may lead to other files by then.
+        Later reads use the open files, even if the path leads to other files after a change.
         """
         headers = [[ascii(name), hashlib.sha256(raw).hexdigest()] for name, raw in self.catalog.headers.items()]
         sources = self.catalog.sources

@@ -30,7 +30,7 @@ def require_ours(store: Store, also: Container[str] = ()) -> None:
     store : Store
         The folder; it is not empty.
     also : container of str
-        Further names of files that are accepted, relative with slashes: those of the new folder.
+        Names of the files of the new folder, relative and with slashes. They are accepted too.
 
     Raises
     ------

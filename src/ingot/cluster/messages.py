@@ -103,8 +103,8 @@ class StepResult(Struct, frozen=True, forbid_unknown_fields=True):
 class TaskResult(Struct, frozen=True, forbid_unknown_fields=True):
     """A finished task: the worker's name, the seconds that it took, and a result for each step.
 
-    ``attempt`` is the token of the attempt. ``files`` are the files that the worker wrote to the shared folder, and
-    ``states`` the store's description of each: its size, and its version if the store has versions.
+    ``attempt`` is the token of the attempt. ``files`` are the files that the worker wrote to the shared folder.
+    ``states`` describe each file: its size, and its version if the store has versions.
     """
 
     task: Task

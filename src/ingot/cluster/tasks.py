@@ -1,4 +1,4 @@
-"""Split work into tasks: runs of consecutive steps or tensors, and row ranges of large ones."""
+"""Split work into tasks: runs of consecutive steps or tensors, and ranges of rows of a large step or tensor."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Diff: compute the delta from a base to a fine-tune, in bounded memory.
 
-Equal tensors are read once. Other tensors are read up to the first difference (in chunks of a million elements), then
-once per fit pass of their codec, and once for encoding; hashes are computed in the same passes. Strategy ``auto`` first
-reads a sample, and a full matrix twice if the sample suggests a low rank. For a sparse patch, changes are counted
-first. For a ``.wdelta`` of a sharded base, the base is read once more, in the order of its shards.
+Equal tensors are read once. Other tensors are first read up to the first difference, in chunks of a million elements.
+Then they are read once per fit pass of their codec, and once for encoding. Hashes are computed in the same passes.
+Strategy ``auto`` first reads a sample, and a full matrix twice if the sample suggests a low rank. For a sparse patch,
+changes are counted first. For a ``.wdelta`` of a sharded base, the base is read once more, in the order of its shards.
 """
 
 from __future__ import annotations

@@ -165,11 +165,12 @@ def extract_adapter(options: AdapterExtractOptions) -> AdapterExtractReport:
     """Write a LoRA adapter that approximates a full fine-tune, as PEFT stores it.
 
     The factors of each linear layer and embedding are the leading singular vectors of its change. For matrices with a
-    side of at most 192 they are exact: no adapter of that rank has a smaller error. For larger ones they come from
-    randomized subspace iteration, whose error was at most about 1 % above the minimum. With statistics, the norm is
-    that of the layer's outputs. With ``rank``, all matrices have this rank. With ``max_error``, each matrix has the
-    smallest rank whose error is within the limit. With ``size``, the ranks minimize the total error in a file of this
-    size.
+    side of at most 192 they are exact: no adapter of that rank has a smaller error. For larger matrices they come from
+    randomized subspace iteration, whose error was at most about 1 % above the minimum. With statistics, errors are
+    those of the layer's outputs.
+
+    If ``rank`` is set, all matrices have this rank. If ``max_error`` is set, each matrix has the smallest rank whose
+    error is within the limit. If ``size`` is set, the ranks minimize the total error in a file of this size.
 
     Returns
     -------

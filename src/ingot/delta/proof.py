@@ -120,7 +120,10 @@ class Proof(Observer):
             yield of_step
 
     def conclude(self, completed: Sequence[CompletedStep]) -> Mapping[str, Any] | None:
-        """Compare all hashes with the stated ones; raise ``IntegrityError`` ``delta.base`` or ``delta.result``."""
+        """Compare all hashes with the hashes stated in the deltas.
+
+        Raises ``IntegrityError`` ``delta.base`` or ``delta.result`` if one differs.
+        """
         for stage, expected in self._contents.items():
             actual = content_of(self._ids(stage, completed))
             if stage == len(self._links):

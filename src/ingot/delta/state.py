@@ -69,8 +69,8 @@ def tied_names(arrays: Mapping[str, Array], routes: Mapping[str, PatchChain], sa
     The caller skips them, so that the difference of tied tensors is added only once. ``same`` are tensors that the
     delta does not change.
 
-    Raises ``FormatError`` ``delta.shared`` if tensors in the same memory have different differences, if tensors only
-    overlap, or if a changed tensor shares memory with a tensor in ``same``.
+    Raises ``FormatError`` ``delta.shared`` if two tensors in the same memory have different differences. The same error
+    is raised if two tensors overlap only in part, or if a changed tensor shares memory with a tensor in ``same``.
     """
     first: dict[tuple[int, int], str] = {}
     tied = set()

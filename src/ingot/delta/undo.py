@@ -101,8 +101,8 @@ def few_changes(old: Array, new: Array, limit: int) -> tuple[Array, Array] | Non
     Returns
     -------
     tuple of int64 and of the arrays' type, or None
-        The distance of each position from the position before it (from -1 for the first), and the differences
-        ``new - old``, modulo the type's range. None if there are more than ``limit`` differences.
+        The distance of each position from the position before it, and the differences ``new - old`` modulo the type's
+        range. The distance of the first position is counted from -1. None if there are more than ``limit`` differences.
     """
     gaps = np.empty(limit, np.int64)
     steps = np.empty(limit, old.dtype)

@@ -100,8 +100,9 @@ def stages(base: Checkpoint, links: Sequence[Link]) -> list[Routes]:
 
 
 def next_stage(before: Mapping[str, PatchChain], link: Link, stage: int) -> Routes:
-    """Return the chains of the tensors after the delta ``link``, from those ``before``; raises the errors of
-    ``stages``.
+    """Return the chains of the tensors at ``stage``, after the delta ``link``.
+
+    ``before`` are the chains at the stage before it. Raises the errors of ``stages``.
     """
     info = link.info
     routes = as_tensor_map(before)
@@ -177,8 +178,8 @@ def _require_codec(tensor: Tensor) -> None:
 def _require_rows(before: PatchChain, tensor: Tensor, base_shape: tuple[int, ...]) -> None:
     """Raise an error unless a delta that changes the shape of a tensor changes only its number of rows.
 
-    Also raises an error if the tensor needs row chunks that its codecs do not support, or if the size of the result is
-    out of proportion to the stored bytes.
+    Also raises an error if a vector's codecs do not support chunks of any length. Raises ``ResourceError`` if the size
+    of the result is out of proportion to the stored bytes.
     """
     if before.shape != base_shape:
         raise _base_error(f"shape {list(base_shape)[:8]}", str(list(before.shape)))

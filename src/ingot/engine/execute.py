@@ -139,10 +139,10 @@ class Observer:
     """
 
     def points(self, step: Step) -> Sequence[int]:
-        """Return the points of a step, such as ``RESULT`` for the patched values, at which a digest of the values is
-        required.
+        """Return the points of a step at which a digest of the values is required.
 
-        The worker of the step computes the digest (``CompletedStep.digest``) unless several workers share the step.
+        ``RESULT`` is the point of the patched values, for example. If one worker runs the step, it computes the digest
+        (``CompletedStep.digest``). Several workers that share a step do not.
         """
         return ()
 

@@ -205,8 +205,9 @@ class Encode(Step):
     def _cost_per_element(self, measured: bool) -> float:
         """Return the bytes of memory that each element of a chunk needs.
 
-        They are the decoded row, the stored bytes, the outputs (twice, because the allocator may keep a freed copy),
-        and the encoder's scratch memory; if ``measured``, also the float32 values whose error is measured.
+        They are the decoded row, the stored bytes, the outputs, and the encoder's scratch memory. Outputs count twice,
+        because the allocator may keep a freed copy. If ``measured`` is true, the float32 values whose error is measured
+        are added.
         """
         outputs = self.out_bytes if self.encoder.single_chunk else 2 * self.out_bytes
         error = 4 if measured else 0

@@ -39,9 +39,9 @@ def is_nameless(names: Iterator[str] | Sequence[str] | Mapping[str, object]) -> 
 def names_by_shape(tensors: Sequence[tuple[tuple[int, ...], str]], layers: int) -> list[str]:
     """Return a name for each tensor of a draft head from shapes and element types in file order.
 
-    If the shapes determine the roles uniquely, the names are the published ones. This needs a head of one layer with
-    the final norm only or with all four norms. Tensors of equal shape must have the published order: keys before
-    values, gate before up, then the norms of the hidden state, the input, after attention, and the final norm.
+    If the shapes determine the roles uniquely, the result has the names of published heads. This needs a head of one
+    layer, either with the final norm only or with all four norms. Tensors of equal shape must have the published order:
+    keys before values, gate before up. The order of the norms is: hidden state, input, after attention, final.
     Otherwise the names are placeholders ``draft.{layer}.{index}``, with equally many tensors per layer.
     """
     share = max(len(tensors) // max(layers, 1), 1)

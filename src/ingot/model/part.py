@@ -115,11 +115,11 @@ class Part:
         return self.digest if self.digest_of_decoded and self.encoding != "raw" else None
 
     def prefetch(self) -> bool:
-        """Ask the system to read the stored bytes into its cache; return whether the source has such a request."""
+        """Ask the system to read the stored bytes into its cache; return False if the source does not support this."""
         return isinstance(self.source, PagedSource) and self.source.prefetch(self.offset, self.length)
 
     def evict(self) -> bool:
-        """Ask the system to drop the stored bytes from its cache; return whether the source has such a request."""
+        """Ask the system to drop the stored bytes from its cache; return False if the source does not support this."""
         return isinstance(self.source, PagedSource) and self.source.evict(self.offset, self.length)
 
     def stored(self) -> memoryview:

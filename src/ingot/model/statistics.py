@@ -88,12 +88,12 @@ class MatrixStatistics:
 
     @property
     def rows(self) -> int | None:
-        """Rows of the matrix; None without statistics of gradients."""
+        """The number of rows of the matrix; None if there are no statistics of gradients."""
         return self._entries[OUTPUTS].shape[0] if OUTPUTS in self._entries else None
 
     @property
     def cols(self) -> int:
-        """Columns of the matrix."""
+        """The number of columns of the matrix."""
         return self._entries[SQUARES].shape[0]
 
     @property
@@ -103,7 +103,7 @@ class MatrixStatistics:
 
     @property
     def outputs(self) -> Array | None:
-        """G: f32 [rows, rows], symmetric; None without statistics of gradients."""
+        """G: f32 [rows, rows], symmetric; None if there are no statistics of gradients."""
         return self._array(OUTPUTS)
 
     @property

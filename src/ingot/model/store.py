@@ -18,7 +18,7 @@ _COPY_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The direct entries of a folder: sorted names, including hidden ones.
+    """The direct entries of a folder: sorted names, including hidden files and folders.
 
     ``outside`` contains links to a target outside the store. If the target is a file or folder, the name is also in
     ``files`` or ``folders``.
@@ -128,8 +128,8 @@ class Store(ABC):
     def local_path(self, name: str = "") -> PathLike[str] | None:
         """Return the local path of a file or folder of the store, by default of the store itself.
 
-        None if the store is not a local folder. Some operations need a path: mappings, queries of the free space, and
-        libraries that open files themselves.
+        Returns None if the store is not a local folder. Some operations need a path: mappings, queries of the free
+        space, and libraries that open files themselves.
         """
         return None
 

@@ -56,8 +56,8 @@ def framework_name(framework: str) -> str:
 class Decoder(ABC):
     """The methods of a codec that tensors call; the base class of codecs. ``artifacts.open`` attaches it to tensors.
 
-    If ``elementwise`` is set, any run of elements of a tensor may be read, not only full rows; the shape is then
-    treated as a matrix ``size x 1``.
+    If ``elementwise`` is set, any run of elements of a tensor may be read, not only full rows. The tensor may then be
+    read as a matrix of ``size`` rows and one column.
     """
 
     elementwise: ClassVar[bool]
@@ -225,7 +225,7 @@ class Tensor:
 
     @property
     def stored_bits(self) -> float:
-        """Stored bits per element; those of the source if a view computed the values."""
+        """The stored bits per element; if a view computed the values, the stored bits of the source."""
         return self.source_bits or 8 * self.nbytes / max(self.size, 1)
 
     @property

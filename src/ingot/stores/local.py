@@ -1,6 +1,6 @@
 """A folder of the local file system as a store, whose files are mapped or read by calls, and as a target.
 
-Mappings are read-only. For callers that need writable memory, a source maps a range privately (copy on write): the file
+Mappings are read-only. For callers that need writable memory, a source maps a range privately (copy on write). The file
 does not change, and may be larger than the machine's memory.
 """
 
@@ -308,7 +308,7 @@ class LocalTarget:
         return LocalStore(self._folder, "pread")
 
     def cut(self, sizes: Mapping[str, int]) -> None:
-        """Remove all files except the named ones, and empty folders; truncate the named files to their sizes."""
+        """Truncate the files in ``sizes`` to their sizes; remove all other files, and empty folders."""
         parents = {parent for name in sizes for parent in Path(name).parents}
         try:
             for path in sorted(self._folder.rglob("*"), reverse=True):  # a folder comes after its contents

@@ -1,4 +1,4 @@
-"""Locations: what a user names by a path, an address or the id of a Hub model.
+"""Locations: files and folders that a user names by a path, an address or the id of a Hub model.
 
 Options and public functions accept ``AnyPath`` and parse it once. Internal code passes a ``Location``, or a store and
 the name of a file in it. The command line raises the errors for missing paths before heavy imports.

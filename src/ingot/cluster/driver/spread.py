@@ -160,7 +160,7 @@ def ask(question: str, files: Files[Any], queries: Sequence[Query], pool: Pool, 
     UsageError
         ``cluster.version``: a worker has another version of Ingot.
     ResourceError
-        The errors of ``run_tasks``; any other error is that of the first item that raised one.
+        The errors of ``run_tasks``. If the question's function raises errors, the error of the first item is raised.
     """
     results: dict[int, Sequence[Any]] = {}
     stats = WorkerStats(progress)

@@ -221,8 +221,8 @@ def _rows_of_packed_ints(layout: PackedIntLayout, tensor: LayoutSource) -> Itera
 def _scaled_codebooks(layout: ScaledCodebookLayout, tensor: LayoutSource) -> Iterator[ScaledCodebookLayout]:
     """Yield layouts that store a scaled codebook with the same indices in another way.
 
-    The layouts differ in the order of two indices in a byte, in the grid of the scales, in the second scale (divide
-    instead of multiply, or a second scale of 1), in f32 scales, and in named tables.
+    The layouts differ in the order of two indices in a byte, in the grid and the type of the scales, and in named
+    tables. They also differ in the second scale: it may divide instead of multiply, or be 1.
     """
     seconds = dict.fromkeys((layout.second, None, MULTIPLY, DIVIDE))
     scales = dict.fromkeys((layout.scales, "f32"))

@@ -52,8 +52,8 @@ META = "meta"
 FACTORS = "factors"
 """The part with a factor for every column, in the logical element type; [columns]."""
 INTEGERS, NUMBERS, SUBTRACTED, ADDED = "integers", "numbers", "subtracted", "added"
-"""Forms of zero points: packed integers; numbers in the type of the scales; or offsets in that type, which are
-subtracted from, or added to, the product of scale and code."""
+"""Forms of zero points. ``INTEGERS`` are packed integers, ``NUMBERS`` numbers in the type of the scales. The other two
+are offsets in the type of the scales, which are subtracted from or added to the product of scale and code."""
 
 
 PLANES: Mapping[int, tuple[tuple[int, int], ...]] = {

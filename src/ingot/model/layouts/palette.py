@@ -46,7 +46,7 @@ class PaletteLayout:
     codebook : str
         Storage type of the codebooks' values.
     scales : str or None
-        Storage type of the part ``codebook_scales``, one factor for each codebook; None without that part.
+        Storage type of the part ``codebook_scales``, one factor for each codebook; None if there is no such part.
     """
 
     bits: int

@@ -253,7 +253,10 @@ def _q2_k() -> RecordLayout:
 
 
 def _iq4_xs() -> RecordLayout:
-    """Return the record layout of IQ4_XS: scales and codes of blocks with even indices precede those with odd ones."""
+    """Return the record layout of IQ4_XS.
+
+    Scales and codes of blocks with even indices precede those of blocks with odd indices.
+    """
     builder = _Builder(136)
     builder.half(0)
     scales, start = builder.stream(8)

@@ -107,7 +107,7 @@ class ScaledCodebookLayout:
         byte in the high bits.
     second : str or None
         The operation that combines each scale with the f32 in the part ``second_scale``, ``multiply`` or ``divide``;
-        the result is rounded to f32. None without that part.
+        the result is rounded to f32. None if there is no part ``second_scale``.
     nested : Nested or None
     factor : float or None
         An f32 by which each product of scale and value is multiplied.

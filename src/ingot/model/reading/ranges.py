@@ -180,8 +180,8 @@ class HeaderSource:
     def batches(self, starts: Array, lengths: Array) -> Iterator[tuple[slice, int, NDArray[np.uint8]]]:
         """Read ranges, each smaller than the gap, in ascending order with few requests.
 
-        Yields for each batch a slice of the range indices, the offset of the batch, and an array of its bytes, which is
-        valid until the next batch. Raises the errors of the source.
+        Yields for each batch a slice of the range indices, the offset of the batch, and an array of its bytes. The
+        array is valid until the next batch. Raises the errors of the source.
         """
         spans = [*self._spans(starts, starts + lengths, _SCRATCH if self._is_cheap else MAX_REQUEST)]
         self.expect(() if self._is_cheap else ((first, last - first) for _, first, last in spans))

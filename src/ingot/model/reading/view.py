@@ -100,9 +100,9 @@ class ElementRuns:
 def assemble(name: str, shape: tuple[int, ...], elements: ElementRuns, dense: Decoder) -> Tensor:
     """Return a tensor of ``shape`` that consists of runs of elements of other tensors.
 
-    If the origins have equal layouts and the positions of runs in their parts are known, the tensor consists of their
-    stored bytes and keeps their codec. Otherwise it is a dense tensor of the decoded values, with the decoder
-    ``dense``.
+    The tensor has the codec of the origins and consists of their stored bytes if this is possible: the origins must
+    have equal layouts, and the positions of runs in their parts must be known. Otherwise it is a dense tensor of the
+    decoded values, with the decoder ``dense``.
     """
     origins = [_with_runs(origin) for origin in elements.origins]
     runs = join_runs(elements.runs)

@@ -134,7 +134,7 @@ class RegistryClient(WebClient):
             raise IntegrityError("registry.digest", "the registry lost the uploaded bytes", where=self._locate(key))
 
     def put_manifest(self, reference: str, data: bytes) -> str:
-        """Store a manifest under a tag; return its digest, after comparing what the registry then has.
+        """Store a manifest under a tag, read it back to compare it, and return its digest.
 
         Raises ``IntegrityError`` ``registry.digest``, ``ResourceError`` ``registry.refused``, and the errors of
         ``manifest``.

@@ -1,6 +1,7 @@
 """The manifest of an artifact in a registry, as OCI 1.1 and the ModelPack specification define it.
 
-Ingot stores each file as it is, as one layer: its media type ends in ``.raw``, and its annotations hold the name.
+Ingot stores each file unchanged as one layer. The media type of the layer ends in ``.raw``, and its annotations contain
+the file's name.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _PATH = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A parsed address: host, repository, tag, digest (empty without one), and a path in the artifact."""
+    """A parsed address: host, repository, tag, digest (empty if not stated), and a path in the artifact."""
 
     address: Address
     repository: str

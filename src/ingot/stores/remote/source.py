@@ -45,7 +45,7 @@ class RemoteSource(StampedSource, RangedSource):
     reopen : callable
         A function that reopens the file, for copies.
     seal : callable, optional
-        A function that returns the file's seal or None; called before the first read behind the head.
+        A function that returns the file's seal or None. It is called before the first read after the head.
     """
 
     io = "remote"
@@ -154,7 +154,10 @@ class RemoteSource(StampedSource, RangedSource):
         transfer(partial(self._fetch, client), missing, self.name)
 
     def _sealed(self, client: RangeClient) -> SealedReader | None:
-        """Return the reader that compares bytes with the file's seal; None without a seal. The seal is loaded once."""
+        """Return the reader that compares bytes with the file's seal, or None if the file has no seal.
+
+        The seal is loaded once.
+        """
         with self._lock:
             if not self._seal_loaded:
                 seal = self._seal()

@@ -1,7 +1,7 @@
 """The modules of each model type in transformers, with the streams that each matrix reads and writes.
 
-A stream is a vector that one module passes to others. ``residual`` is the residual stream; ``attention``, ``mlp`` and
-``head`` are outputs of norms; ``value`` are the values of all key-value heads; ``hidden`` are the intermediate
+A stream is a vector that one module passes to others. ``residual`` is the residual stream. ``attention``, ``mlp`` and
+``head`` are outputs of norms. ``value`` are the values of all key-value heads. ``hidden`` are the intermediate
 activations of a feed-forward network. ``#`` stands for the index of an expert, in names and streams.
 """
 

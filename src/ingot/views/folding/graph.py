@@ -63,8 +63,9 @@ class Graph:
     """The sites of a checkpoint, and the streams between them.
 
     ``head_size`` is the size of a value head, and ``queries_per_value`` the number of query heads that share it.
-    ``tied`` is true if the head is the embedding. ``sizes`` has the number of elements of each stream, ``norms`` the
-    norm whose output a stream is, and ``readers`` the matrices that read it: a site and the index of the matrix in it.
+    ``tied`` is true if the head is the embedding. Three mappings have an entry by stream. ``sizes`` contains its number
+    of elements, and ``norms`` the norm whose output it is. ``readers`` contains the matrices that read it, each as a
+    site and the index of the matrix in the site.
     ``written`` are the streams that matrices write. ``post_norms`` are norms whose output is added to the residual
     stream.
     """

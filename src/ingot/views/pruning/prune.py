@@ -82,8 +82,8 @@ class Skipped:
 def find_ffns(tensors: Mapping[str, Tensor]) -> Iterator[Ffn | Skipped]:
     """Yield the FFNs of a checkpoint in order, one per expert.
 
-    Yields a ``Skipped`` for an FFN that cannot be pruned, and at the end for each matrix that by its name is part of an
-    FFN whose other matrices are not found.
+    Yields a ``Skipped`` for an FFN that cannot be pruned. At the end, yields a ``Skipped`` for each matrix whose name
+    indicates an FFN whose other matrices are not found.
     """
     matched: set[str] = set()
     for name in tensors:
