@@ -101,7 +101,7 @@ def archive(options: ArchiveOptions) -> Archived:
         ``archive.none``: there is nothing to archive; ``archive.within``: the archive would be in the archived folder;
         ``archive.suffix``; ``target.exists``, ``target.no-parent``, ``resume.changed``.
     FormatError
-        ``archive.name``, ``archive.collision``: a file whose name other systems cannot have; ``archive.device``.
+        ``archive.name``, ``archive.collision``: a file name that is impossible on other systems; ``archive.device``.
     IntegrityError
         ``store.changed``: the source changed while it was archived.
     ResourceError

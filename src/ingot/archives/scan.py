@@ -23,7 +23,7 @@ from ingot.model.reading.ranges import read_bytes
 from ingot.model.tensor import Tensor
 
 MAX_UNDIVIDED = 64 << 20
-"""The largest size in bytes of a tensor object whose elements are no floats. Larger tensors are divided."""
+"""The largest size in bytes of a tensor object that is neither packed nor of floats. Larger tensors are divided."""
 BYTES = "ingot.archive/bytes"
 """The beginning of the names of objects with bytes that are no tensors."""
 

@@ -66,7 +66,7 @@ def _weighted_error(storage: Storage, trial: Trial) -> float:
 
 
 def calibrated_equivalent(storage: Storage, cols: int) -> Storage | None:
-    """Return the calibrated storage with as many bits as the plain ``storage``, or None if there is none.
+    """Return the calibrated storage with the same bits or rank as the plain ``storage``, or None if there is none.
 
     ``cols`` is the number of columns of the matrix.
     """

@@ -48,8 +48,8 @@ ENTROPY = ("bf16", "f16", "f32")
 _CHUNK = 1 << 20
 _FULL_TENSOR_FACTOR = 1.02
 _FULL_TENSOR_BYTES = 64
-"""A full tensor is stored instead of an exact difference only if the difference is larger than ``_FULL_TENSOR_FACTOR``
-times its size plus this number of bytes. A difference is preferred, because it records its base."""
+"""A full tensor is stored instead of an exact difference only if this saves enough: the difference must be larger than
+``_FULL_TENSOR_FACTOR`` times the full tensor plus this number of bytes. A difference records its base."""
 
 
 def exact_dtype(pair: TensorPair) -> str | None:

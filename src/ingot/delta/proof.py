@@ -82,7 +82,10 @@ class Proof(Observer):
 
     @property
     def order(self) -> Sequence[str] | None:
-        """The order in which tensors must be read to compute the base's parent hash; None if it is not checked."""
+        """The order in which tensors must be read to compute the first parent hash that is checked.
+
+        It is None if no parent hash is checked.
+        """
         return self._order(min(self._parents)) if self._parents else None
 
     def _order(self, stage: int) -> Sequence[str]:

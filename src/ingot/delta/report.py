@@ -40,10 +40,12 @@ class TensorDiff:
     """A tensor of the fine-tune, as stored in a delta.
 
     ``op`` is ``apply``, ``replace`` or ``same``. ``nbytes`` are its bytes in the delta, ``tuned_nbytes`` its bytes in
-    the fine-tune. ``exact`` states whether patching restores its values bit for bit. ``error`` is that of the patched
-    weights (``max_abs``, ``rms``, ``snr_db``, ``cosine``), None if exact or not measured. ``unrestored`` is the share
-    of the difference's squared norm that patching does not restore: 0 for an exact result, 1 for the base. ``note``
-    describes a difference to a base of another type or shape, or why the full tensor is stored.
+    the fine-tune. ``exact`` states whether patching restores its values bit for bit.
+
+    ``error`` describes the error of the patched weights (``max_abs``, ``rms``, ``snr_db``, ``cosine``). It is None if
+    the result is exact or was not measured. ``unrestored`` is the share of the difference's squared norm that patching
+    does not restore: 0 for an exact result, 1 for the base. ``note`` describes a difference to a base of another type
+    or shape, or the reason why the full tensor is stored.
     """
 
     name: str
@@ -97,12 +99,14 @@ def _tensor_diff(base: Tensor | None, tensor: Tensor, op: str, exact: bool, step
 
 @dataclass(frozen=True, slots=True)
 class DiffReport(Reportable):
-    """The report of a diff. ``size`` is the file's bytes, ``tuned_nbytes`` those of the fine-tune's stored tensors.
+    """The report of a diff.
 
-    ``base_id`` and ``result_id`` are content ids (``artifacts.identity``), None if the container has others;
-    ``parent_hash`` is that of a ``.wdelta``. ``resumed`` counts tensors from an earlier run. ``rounded`` are the
-    results of quantizers by matrix, and ``notes`` summarize them. ``dropped`` are tensors that the caller decided not
-    to read.
+    ``size`` is the size of the delta's file in bytes, and ``tuned_nbytes`` the stored bytes of the fine-tune's tensors.
+    ``base_id`` and ``result_id`` are content ids (``artifacts.identity``), or None if the container does not state
+    them. ``parent_hash`` is the parent hash that a ``.wdelta`` states.
+
+    ``resumed`` counts tensors from an earlier run. ``rounded`` are the results of quantizers by matrix. ``notes`` are
+    sentences about the delta. ``dropped`` are tensors that the caller decided not to read.
     """
 
     base: str

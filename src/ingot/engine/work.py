@@ -180,7 +180,7 @@ class Step(ABC):
 
     @abstractmethod
     def plan_chunks(self, budget: ChunkBudget) -> ChunkPlan:
-        """Return the plan of the largest chunks that fit in ``budget``, or of the smallest possible chunks."""
+        """Return a plan of chunks that fit in ``budget``, or of the smallest possible chunks if none fit."""
 
     @abstractmethod
     def start(self, chunk_plan: ChunkPlan, hash_factories: HashFactories, *, measured: bool) -> StepRun[Any]:

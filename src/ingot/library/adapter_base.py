@@ -37,9 +37,9 @@ def require_sound(source: Source) -> None:
 def find_base(library: OpenLibrary, adapter_path: AnyPath, requested: str) -> tuple[AdapterBase | None, str]:
     """Return the base of an adapter, or None if it is not found, and a note about it.
 
-    ``requested`` is a name, or ``auto``. With ``auto``, candidates are the artifacts that have every module of the
-    adapter with its shape. If several fit, those with the base's name that the adapter states remain. The base is the
-    only candidate that remains.
+    ``requested`` is the base's name, or ``auto``. With ``auto``, the candidates are the artifacts that have every
+    module of the adapter with its shape. Candidates with the name that the adapter states for its base are preferred.
+    If one candidate remains, it is the base.
 
     Raises the errors of ``open_adapter``, and of ``match`` for a requested base.
     """

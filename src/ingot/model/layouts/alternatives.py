@@ -240,7 +240,10 @@ def _scaled_codebooks(layout: ScaledCodebookLayout, tensor: LayoutSource) -> Ite
 
 
 def _grids(layout: ScaledCodebookLayout, shape: Shape) -> Iterator[Grid]:
-    """Yield grids that describe the same scales, or scales that are repeated. ``shape`` is the stored shape."""
+    """Yield grids for the scales of ``layout``: grids with the same scales, then grids that repeat each scale.
+
+    ``shape`` is the stored shape.
+    """
     cols = matrix_shape(shape)[1]
     yield layout.grid
     match layout.grid:

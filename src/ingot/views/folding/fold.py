@@ -204,7 +204,7 @@ class _FoldedOrigin:
         out[:] = rows[start - first * width : start - first * width + out.nbytes]
 
     def _map_rows(self, values: Array) -> Array:
-        """Fold the map of the input stream into ``values``, rows of the tensor."""
+        """Return the rows ``values`` of the tensor with the map of its input stream folded into them."""
         change = input_map(self._folding, self._site.ends[0])
         if change is not None:
             with np.errstate(all="ignore"):  # _require_finite refuses the result
