@@ -1,4 +1,4 @@
-"""Writer of the sections after the weights: the draft head (document, section 7), the Core ML package (section 9)."""
+"""Write the sections after the weights: the draft head and the Core ML package (SQUIZD document, sections 7 and 9)."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def draft_layers(names: Sequence[str]) -> int:
 
 
 def draft_vocab(draft: Mapping[str, Tensor]) -> int:
-    """Return the number of tokens in the draft's vocabulary: the rows of ``d2t`` or of its output head; 0
-    without both.
-    """
+    """Return the number of tokens in the draft's vocabulary: the rows of ``d2t``, else of its output head, else 0."""
     for name in ("d2t", "lm_head.weight"):
         if name in draft and draft[name].shape:
             return int(draft[name].shape[0])

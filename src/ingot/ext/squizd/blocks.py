@@ -59,8 +59,10 @@ MAX_U32 = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """A part inside a block, ``start`` bytes after the block's magic; ``length`` is None if it depends on the
-    values."""
+    """A part inside a block, ``start`` bytes after the block's magic.
+
+    ``start`` and ``length`` are None while they are unknown, because they depend on the values.
+    """
 
     role: str
     dtype: str
@@ -73,8 +75,9 @@ class BlockPart:
 class Block:
     """A block: the bytes of its header, and their meaning.
 
-    ``shape`` is the shape of the stored array: rows and columns, or any rank for ``NPCL``. ``properties`` are further
-    fields: ``sub_block``, ``footprint``, ``start`` or ``kept``. ``dtype`` is None if the header does not state it.
+    ``shape`` is the shape of the stored array: rows and columns, or any rank for ``NPCL``. ``properties`` are fields
+    that only some types of blocks have: ``sub_block``, ``footprint``, ``start`` or ``kept``. ``dtype`` is None if the
+    header does not state it.
     """
 
     magic: bytes
@@ -98,7 +101,9 @@ class Block:
 
 
 def npcl(dtype: str, shape: tuple[int, ...]) -> Block:
-    """Return a block of section 5.5: unchanged values. Raises KeyError for a dtype without a code."""
+    """Return a block of section 5.5, with unchanged values. Raises ``KeyError`` if the format has no code for
+    ``dtype``.
+    """
     row = DTYPES[dtype]
     header = struct.pack(f"<4sII{len(shape)}I", NPCL, DTYPE_CODES[dtype], len(shape), *shape)
     part = BlockPart("data", row.storage, len(header), row.nbytes(prod(shape)), None if row.is_storage else dtype)
@@ -118,7 +123,7 @@ def integers(magic: bytes, rows: int, cols: int, sub_block: int = 0) -> Block:
 
 
 def astc(rows: int, cols: int, footprint: str) -> Block:
-    """Return a block of section 5.1: the matrix as an image of ``cols`` x ``rows`` texels.
+    """Return a block of section 5.1: an ASTC texture of ``cols`` x ``rows`` texels, one for each element.
 
     Raises KeyError for an unknown footprint.
     """
@@ -130,9 +135,10 @@ def astc(rows: int, cols: int, footprint: str) -> Block:
 
 
 def tca(rows: int, cols: int, start: int, high: int | None = None, fallback: int | None = None) -> Block:
-    """Return a block of section 5.2 with Ingot's sub-header: arrays at multiples of 64 after the magic.
+    """Return a block of section 5.2 with Ingot's sub-header; its arrays start at multiples of 64 bytes after the magic.
 
-    ``high`` counts bytes, ``fallback`` elements; they are None while the block is being written.
+    ``high`` is the number of bytes of the part ``high``, and ``fallback`` the number of elements of the part
+    ``fallback``. Both are None while the block is being written.
     """
     header = _TCA.pack(TCA, rows, TCA_WORD, TCA_VERSION, cols, start, 0, high or 0, fallback or 0)
     tiles = -(-rows // _TILE) * -(-cols // _TILE)
@@ -151,8 +157,7 @@ def tca(rows: int, cols: int, start: int, high: int | None = None, fallback: int
 
 
 def is_sound(block: Block) -> bool:
-    """Return whether a ``TCAW`` block with Ingot's sub-header has tiles, and consistent ``high`` and ``fallback``
-    sizes."""
+    """Return whether a ``TCAW`` block with Ingot's sub-header has tiles, and parts whose sizes fit these tiles."""
     tiles = -(-block.shape[0] // _TILE) * -(-block.shape[1] // _TILE)
     high = block.parts[-2].length or 0
     fallback = (block.parts[-1].length or 0) // 2
@@ -160,10 +165,12 @@ def is_sound(block: Block) -> bool:
 
 
 def bitmap(rows: int, cols: int, value_count: int | None = None) -> Block:
-    """Return a literal block of section 5.2: a bit per element, rows in complete words, then the values of set bits.
+    """Return a block as section 5.2 defines it: a bitmap of the elements, then the values of the set bits.
 
-    ``kept`` is the number of values; None while the block is being written. The header states neither columns nor
-    ``kept``.
+    Each row of the bitmap is padded to complete words.
+
+    ``value_count`` is the number of values; None while the block is being written. The header states neither it nor the
+    columns.
     """
     header = _BITMAP.pack(TCA, rows, TCA_WORD)
     row = DTYPES[TCA_DTYPE]
@@ -176,7 +183,7 @@ def bitmap(rows: int, cols: int, value_count: int | None = None) -> Block:
 
 
 def with_lengths(block: Block, written: Mapping[str, int]) -> Block:
-    """Return a block with the written lengths of its parts, for a block that began with unknown lengths."""
+    """Return ``block`` with the lengths of its parts in bytes, which were unknown when its writing began."""
     rows, cols = block.shape
     if block.codec == MaskLayout.codec:
         return bitmap(rows, cols, written[NONZEROS] * 8 // DTYPES[TCA_DTYPE].bits)
@@ -189,8 +196,8 @@ Read = Callable[[int, int], bytes]
 def parse(read: Read, offset: int, end: int, location: str, declared: tuple[int, int] | None = None) -> Block:
     """Return the block whose magic is at ``offset``; it must end by ``end``.
 
-    ``declared`` are the columns and the number of values of a ``TCAW`` block without Ingot's sub-header, from a
-    directory.
+    For a ``TCAW`` block without Ingot's sub-header, ``declared`` has the columns and the number of values that the
+    directory states.
 
     Raises
     ------
@@ -219,7 +226,10 @@ def parse(read: Read, offset: int, end: int, location: str, declared: tuple[int,
 
 
 def bitmap_rows(read: Read, offset: int, end: int, location: str) -> tuple[int, int]:
-    """Return the rows in a ``TCAW`` header of the document, and the header's size; raises the errors of ``parse``."""
+    """Return the rows that a ``TCAW`` header without Ingot's fields states, and the header's size in bytes.
+
+    Raises the errors of ``parse``.
+    """
     return _parse_bitmap(_range_reader(read, offset, end, location), location), _BITMAP.size
 
 

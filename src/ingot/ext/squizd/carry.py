@@ -1,4 +1,4 @@
-"""Rules for tensors in a ``.squizd``, and the block of each."""
+"""Decide whether a ``.squizd`` file can store a tensor, and in which block."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SCALE_ROLES = (SCALES, ZEROS)
 class StorageForm:
     """The storage of a tensor in the file: a block, scale entries, and optionally a mask.
 
-    ``first`` and ``second`` are numbers of entries in the two rounds of scale tables. ``second`` is None if the matrix
-    has one scale, and 0 if it has no elements.
+    ``first`` and ``second`` are the tensor's numbers of entries in the first and second round of scale tables.
+    ``second`` is None if the tensor has no scales of groups, and 0 if it has no elements.
     """
 
     block: Block
@@ -57,7 +57,7 @@ def why_unsupported(spec: TensorSpec) -> str | None:
 
 
 def why_compact_unsupported(spec: TensorSpec) -> str | None:
-    """Return why readers that know only the SQUIZD document could not use a pruned tensor; None if they could."""
+    """Return why readers that follow only the SQUIZD document could not use a pruned tensor; None if they could."""
     if spec.codec != BlocksLayout.codec or BlocksLayout.from_tensor(spec).full_size:
         return None
     return (
@@ -67,9 +67,9 @@ def why_compact_unsupported(spec: TensorSpec) -> str | None:
 
 
 def why_undescribed(spec: TensorSpec) -> str | None:
-    """Return why a block of the SQUIZD document does not define the values of a tensor; None if it does.
+    """Return why the SQUIZD document alone does not define the values of a tensor in its block; None if it does.
 
-    The directory contains the missing information, so Ingot reads such a block. Only the writer refuses it.
+    The directory contains the missing information, so Ingot can read such a block. But the writer refuses it.
     """
     layout = layout_of(spec)
     shape = matrix_shape(spec.shape)

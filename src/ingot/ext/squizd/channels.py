@@ -1,4 +1,6 @@
-"""Checks which blocks of channels of a stored matrix contain values, to verify masks of a file without a directory."""
+"""Find the blocks of channels of a matrix that contain nonzero values, to verify masks of a file without a
+directory.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def filled_blocks(source: ByteSource, located: Located, axis: int, block: int, s
     Returns
     -------
     array of bool, or None
-        None for blocks whose values are not checked: textures, and bitmaps of three planes.
+        None if the values of the matrix are not checked, as for ASTC textures and TCA blocks with three bitmaps.
     """
     rows, cols = located.spec.shape
     decode = _decoder(source, located)
@@ -62,7 +64,7 @@ def _spans(selected: Array, block: int, rows: int) -> Sequence[tuple[int, int]]:
 
 
 def _chunks(spans: Sequence[tuple[int, int]], cols: int) -> Iterator[Chunk]:
-    """Yield chunks of complete rows, or parts of one row if a row exceeds a chunk."""
+    """Yield chunks that cover the ranges of rows ``spans``: complete rows, or parts of a row if it exceeds a chunk."""
     step = max(1, _ELEMENTS // max(cols, 1))
     for first, last in spans:
         for row in range(first, last, step) if cols else ():
@@ -116,7 +118,7 @@ class _Integers:
     def _spread(self, values: Array, chunk: Chunk) -> Array:
         """Return scales or zero points, ``values`` of a chunk's rows, repeated for each column of the chunk.
 
-        A single one of the tensor is returned unchanged.
+        If the tensor has a single scale, ``values`` is returned unchanged.
         """
         _, col, rows, cols = chunk
         if self._layout.per_tensor:

@@ -1,4 +1,4 @@
-"""Dense tensors with standard blocks, which are most of a file: located and checked together.
+"""Locate and check all dense tensors with standard blocks together, because most tensors of a file are of this type.
 
 A block is standard if it begins with the header that Ingot writes, if it is inside its layer, and if its entry has one
 digest at most and no mask, scales or parameters. Other tensors are parsed one by one.
@@ -37,7 +37,8 @@ _MAX_ELEMENTS = 1 << 55
 class DenseBlocks:
     """The tensors of a directory that are dense and have standard blocks.
 
-    ``rows`` are their rows in ``entries``; ``starts`` and ``ends`` are the offsets of their blocks in the file.
+    ``rows`` are the indices of their entries in ``entries``; ``starts`` and ``ends`` are offsets of their blocks in the
+    file.
     """
 
     entries: Entries
@@ -77,8 +78,10 @@ class LocatedTensors(Mapping[str, Located]):
         return Located(spec, storage, entry.offset, digests=entry.digests)
 
     def dense(self) -> DenseColumns:
-        """Return the columns of the dense tensors that ``find_dense_blocks`` found, of storage types and with at most
-        one digest."""
+        """Return the dense tensors that ``find_dense_blocks`` found, as columns.
+
+        Tensors whose element type is no storage type, or that have several digests, are not included.
+        """
         columns = self._entries.columns
         plain = self._plain
         simple = np.zeros(len(self._entries), np.bool_)
@@ -170,14 +173,14 @@ def _simple(columns: EntryColumns) -> Flags:
 
 
 def _foreign(texts: Sequence[str]) -> Flags:
-    """Return for each text, a key of digests, whether it is not the role of a dense tensor's part."""
+    """Return for each key of a tensor's digests whether it differs from ``data``, the only part of a dense tensor."""
     return np.array([text != DATA for text in texts], bool)
 
 
 def _has_header(source: HeaderSource, columns: EntryColumns, rows: Array, rank: int) -> Flags:
-    """Return for each tensor in ``rows``, which have ``rank`` dimensions, whether its block has the expected header.
+    """Return for each tensor in ``rows`` whether its block begins with the header that its entry implies.
 
-    The directory's entry determines the header.
+    All these tensors have ``rank`` dimensions.
     """
     codes = map_texts(columns.dtype, DTYPE_CODES)[rows]
     sizes = numbers(columns.shape.first)[numbers(columns.shape.second)[rows, None] + np.arange(rank)]

@@ -33,10 +33,10 @@ Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The directory's entry for a tensor.
 
-    ``offset`` is the byte of its block's magic. ``scales`` is the type of the codec's scales, ``zeros`` whether it has
-    zero points. ``first`` and ``second`` are the offset of the tensor's first entry in that round of the scale tables
-    and the number of its entries. ``mask`` is the offset of its mask and its bytes. ``chunks`` are digests of chunks of
-    large parts.
+    ``offset`` is the offset of its block's magic in the file. ``scales`` is the type of its scales, and ``zeros``
+    states whether it has zero points. ``first`` and ``second`` describe its entries in the first and second round of
+    scale tables: the offset of the first entry, and the number of entries. ``mask`` has the offset of its mask and the
+    number of bytes of the mask. ``chunks`` has the digests of chunks of large parts, by role.
     """
 
     shape: tuple[Unsigned, ...]
@@ -129,9 +129,7 @@ class EntryColumns:
         )
 
     def sound(self) -> bool:
-        """Return whether all values have valid types, as far as columns show; the detailed parser finds other
-        errors.
-        """
+        """Return whether the values in the columns have valid types; the detailed parser finds all other errors."""
         memory = np.frombuffer(self.data, np.uint8)
         for column, is_valid in ((self.params, _is_map), (self.chunks, _is_map), (self.zeros, _is_bool)):
             starts = numbers(column.first)
@@ -158,7 +156,9 @@ class Entries(Rows[Entry]):
 
 
 def _entries(data: Buffer) -> tuple[Entries, bytes] | None:
-    """Return the entries of a directory and its unparsed remainder; None if it needs the detailed parser."""
+    """Return the entries of a directory, and its bytes without the entries; None if the detailed parser is
+    necessary.
+    """
     table = cbor_table(data, _ROW, "tensors", max_depth=cbor.MAX_DEPTH, max_items=cbor.MAX_ITEMS)
     if table is None:
         return None
@@ -191,10 +191,10 @@ def _are_chunks(value: Buffer) -> bool:
 
 
 class EncodedEntries:
-    """The entries of a directory, encoded one after the other; as objects they would take far more memory.
+    """The encoded entries of a directory, which take far less memory than objects.
 
-    ``count`` placeholder entries count from the start. The result then lacks their bytes, but otherwise has the final
-    length.
+    ``count`` is the number of entries that are counted without being added. It serves for computing the size of a
+    directory, to which the caller adds the bytes of these entries.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -212,7 +212,7 @@ class EncodedEntries:
             self._data += _encode_pair(name, entry)
 
     def mask(self, name: str, mask: tuple[int, int]) -> None:
-        """Set the offset and the bytes of a late entry's mask."""
+        """Set the mask of a late entry: its offset and its number of bytes."""
         offset, entry = self._late[name]
         self._late[name] = offset, with_mask(entry, mask)
 
@@ -228,7 +228,7 @@ class EncodedEntries:
 
 
 def with_mask(entry: Entry, mask: tuple[int, int]) -> Entry:
-    """Return the entry with the offset and the bytes of its mask."""
+    """Return the entry with ``mask``, the offset and the number of bytes of its mask."""
     return msgspec.structs.replace(entry, mask=mask)
 
 
@@ -240,7 +240,7 @@ def encode_entry(entry: Entry) -> bytes:
 def _encode_pair(name: str, entry: Entry) -> bytes:
     """Return the encoded name and entry of a tensor.
 
-    The nesting depth is checked as at the place that they get in the root.
+    They are encoded inside a list and a map, so that their nesting depth is that in a complete directory.
     """
     return cbor.dumps([{name: _to_builtins(entry)}])[2:]
 
@@ -250,9 +250,9 @@ def _to_builtins(value: msgspec.Struct) -> Any:
 
 
 def build(directory: Directory, entries: EncodedEntries, digest: str | None = None, head: bytes = b"") -> list[Buffer]:
-    """Return the complete block in segments: ``directory``, which has no tensors, with these entries.
+    """Return the complete directory block in segments: the fields of ``directory``, and ``entries`` as its tensors.
 
-    If ``digest`` is set, it includes a digest of itself and of ``head``, the header and layer index of the file.
+    If ``digest`` names an algorithm, the block has a digest of itself and of ``head``, the header and layer index.
     """
     if digest is not None:
         directory = msgspec.structs.replace(directory, ingot_digest=manifest_digest.stand_in(digest))

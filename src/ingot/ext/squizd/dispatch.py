@@ -1,4 +1,5 @@
-"""Choose the kernel stack of a SQUIZD file, a pure function of its flags and of a machine (document, section 3.3).
+"""Choose the kernel stack for a SQUIZD file from its flags and from the properties of a machine (document, section
+3.3).
 
 ``dispatch`` chooses for a runtime that has all kernels of the document. ``ingot_dispatch`` chooses for Ingot, which has
 CPU kernels and passes Core ML packages to coremltools; ``ingot.load_model`` uses it. Nothing in this module has been
@@ -66,7 +67,8 @@ _Verdict = tuple[bool, str]
 class _Stack:
     """A kernel stack in the document's priority list: its feature flag, and the functions that decide on it.
 
-    ``judge`` returns whether a runtime on a machine can run the stack, and why; ``judge_ingot`` the same for Ingot.
+    ``judge`` returns whether a runtime with all kernels of the document can run the stack on a machine, and the reason.
+    ``judge_ingot`` returns the same for Ingot.
     """
 
     flag: Flags
@@ -77,7 +79,7 @@ class _Stack:
 def dispatch(flags: int, platform: Platform) -> Dispatch:
     """Return the first stack, in the document's order, that the file supports and a runtime on the machine can run.
 
-    If there is none, it is the NumPy fallback. Reserved flag bits are ignored.
+    If there is no such stack, return the NumPy fallback. Reserved flag bits are ignored.
     """
     return _first(flags, platform, lambda stack: stack.judge(platform))
 
@@ -140,8 +142,11 @@ _DISPATCH = tuple(Column("", head=head) for head in ("platform", "stack", "why",
 
 
 def details(flags: int) -> list[Table]:
-    """Return the tables for ``ingot inspect``: the stack of ``ingot.load_model`` on this machine, and the stacks of a
-    runtime on this machine and on the named platforms."""
+    """Return the tables for ``ingot inspect``.
+
+    They show the stack of ``ingot.load_model`` on this machine. They also show the stack that a runtime with all
+    kernels would choose, on this machine and on each of ``PLATFORMS``.
+    """
     machine = this_machine()
     choices = [
         ingot_dispatch(flags, replace(machine, name="Ingot on this machine")),

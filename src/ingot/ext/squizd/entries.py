@@ -1,4 +1,4 @@
-"""Assignment of scale entries to tensors by ``tensor_id``, at any position in their round (document, section 8)."""
+"""Assign scale entries to tensors by ``tensor_id`` (SQUIZD document, section 8)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def with_entries(
 ) -> Mapping[str, Entry]:
     """Return the entries of quantized matrices, after a check that each matrix has scale entries under its id.
 
-    ``scaled`` are all tensors of a directory with scale entries. If entries are not where the directory states, but
-    elsewhere in their round under the tensor's id, the result refers to that location. Ids between the first and last
-    of a run are checked when they are read.
+    ``scaled`` are all tensors of a directory with scale entries. If the entries at the stated offset have another id,
+    entries of the same round with the tensor's id are used instead. Only the ids of a range's first and last entry are
+    checked here; the other ids are checked when they are read.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _check_inside(run: tuple[int, int], tables: TableRanges, location: str) -> N
 
 
 def _misplaced(source: HeaderSource, declared: Sequence[_DeclaredRun]) -> list[int]:
-    """Return the indices of the ``declared`` ranges whose first or last entry has another id than the tensor's."""
+    """Return the indices of the ``declared`` ranges whose first or last entry does not have the id of their tensor."""
     ends = [item.run[0] + last * SCALE_ENTRY for item in declared for last in (0, item.run[1] - 1)]
     ids = np.repeat(np.array([item.id for item in declared], np.uint64), 2)
     different = np.flatnonzero(entries_at(source, ends)["id"] != ids)
@@ -162,16 +162,18 @@ def _check_neutral(source: HeaderSource, firsts: Sequence[int], location: str) -
 def rounds_of(
     source: ByteSource, tables: TableRanges, matrices: int, location: str
 ) -> tuple[list[Run], dict[int, Run]]:
-    """Split the entries of a file without names into the first round, one by one, and ranges of the second round.
+    """Split the scale entries of a file without a directory into the entries of the first and of the second round.
 
-    Other writers may use all 64 bits of a hash as an id, so bit 63 alone does not identify an entry of the second
-    round. The first round is the entries without bit 63 if there is one for each matrix. Otherwise it is the first
-    ``matrices`` entries, and all others must have bit 63. Both rules never give different rounds for the same entries.
+    The first round has one entry for each of the ``matrices`` quantized matrices. Other writers may use all 64 bits of
+    a hash as an id, so bit 63 alone does not identify an entry of the second round. If the number of entries without
+    bit 63 is ``matrices``, these entries are the first round. Otherwise the first ``matrices`` entries are the first
+    round, and all other entries must have bit 63.
 
     Returns
     -------
     firsts, seconds
-        Entries of the first round in table order, and ranges of the second round by their id without bit 63.
+        The entries of the first round in table order, and the ranges of the second round, keyed by id with bit 63
+        cleared.
 
     Raises
     ------
@@ -212,7 +214,10 @@ def base_id(run: Run) -> int:
 
 
 def _split(all_runs: Sequence[Run], count: int) -> tuple[list[Run], list[Run]]:
-    """Split ``all_runs`` after ``count`` entries: the entries before as runs of one entry, and the runs after them."""
+    """Split ``all_runs`` after ``count`` entries.
+
+    Returns the first ``count`` entries, each as a run of one entry, and the runs of all following entries.
+    """
     firsts: list[Run] = []
     following: list[Run] = []
     for run in all_runs:
@@ -237,10 +242,11 @@ def _belong(second_round: Sequence[Run], firsts: Sequence[Run]) -> bool:
 def assign_entries(
     firsts: Sequence[Run], layers: Sequence[int], names_of: Callable[[int], Names], location: str
 ) -> list[tuple[Run, str | None]]:
-    """Return for every matrix of a file without names its first-round entry, and the common name with the entry's id.
+    """Return for every matrix of a file without a directory its first-round entry, and its name if the id implies one.
 
-    An id identifies the layer, with or without bit 63. Entries with known ids are assigned to the matrices of their
-    layer, in order. Entries with other ids are assigned by position, and so are all entries if an id occurs twice.
+    If an id is that of a common tensor name, it identifies the name and the layer; bit 63 is ignored. An entry with
+    such an id is assigned to the next matrix of its layer. Entries with other ids are assigned by position. If an id
+    occurs twice, all entries are assigned by position.
 
     Parameters
     ----------
@@ -254,7 +260,8 @@ def assign_entries(
     Raises
     ------
     FormatError
-        ``squizd.scale-id``: more entries of a layer than it has matrices, or fewer if entries are not in order.
+        ``squizd.scale-id``: the entries are not in the order of the matrices, and their ids name a layer more or less
+        often than it has matrices.
     """
     ids = {base_id(run) for run in firsts}
     layer_and_name: dict[int, tuple[int, str]] = {}

@@ -86,7 +86,7 @@ def entries_size(placement: Placement, start: int, digest: str | None) -> tuple[
 def _placeholder_entry(
     placed: PlacedTensor, offset: int, tables: Tables, tables_start: int, digest: str | None
 ) -> Entry:
-    """Return a directory entry as long as the final one, with placeholders for digests."""
+    """Return a directory entry with placeholders for digests, which has the same length as the final entry."""
     text = None if digest is None else checksums.digest(digest, b"")
     digests = {} if text is None else {part.role: text for part in placed.spec.parts}
     placeholders = ((part.role, chunk_digests.stand_in(digest, part.at_most)) for part in placed.spec.parts)
@@ -121,7 +121,10 @@ class SquizdFormat(SingleFile):
         return SquizdFormat(compact=True)
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Return whether the magic or the suffix fits; with another magic, ``read`` reports the error."""
+        """Return whether the file has the magic or the suffix of the format.
+
+        If only the suffix fits, ``read`` raises the error.
+        """
         return head[:4] == MAGIC or name.lower().endswith(self.suffixes)
 
     def why_unsupported(self, spec: TensorSpec) -> str | None:

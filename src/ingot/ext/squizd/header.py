@@ -146,7 +146,10 @@ def read_index(source: ByteSource, header: Header) -> tuple[LayerIndex, Notes]:
 
 
 def _in_order(index: LayerIndex, size: int) -> bool:
-    """Return whether the layers are certainly in the file, in order, and do not overlap; there may be 65,535."""
+    """Return whether a fast check of all layers succeeds: they are in the file, in order, and do not overlap.
+
+    If it fails, a slower check reports the error.
+    """
     offsets = index.column("offset")
     lengths = index.column("length")
     if (offsets > size).any() or (lengths > size).any() or (offsets + lengths > size).any():

@@ -47,10 +47,10 @@ ARCHITECTURE = "squizd.arch_id"
 
 
 def split_metadata(metadata: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the arch_id in the metadata, 0 without one, and the other metadata.
+    """Return the arch_id that the metadata states, by default 0, and all other metadata.
 
-    Raises ``UsageError`` ``squizd.arch-id``: no integer of 16 bits. Its text is accepted, because some formats store
-    only text.
+    Raises ``UsageError`` ``squizd.arch-id``: the arch_id is not an integer of 16 bits. Decimal digits as text are
+    accepted, because some formats store only text.
     """
     remaining = dict(metadata)
     declared = remaining.pop(ARCHITECTURE, 0)
@@ -196,13 +196,14 @@ class LayerIndex(Sequence[IndexEntry]):
         return column
 
     def spans(self) -> NDArray[np.int64]:
-        """Return the begin and end of each layer, which must be inside a file; zeros for a layer without bytes."""
+        """Return the begin and end of each layer as rows; zeros for a layer without bytes.
+
+        Offsets must have been checked to be inside the file.
+        """
         starts, lengths = (self.column(field).astype(np.int64) for field in ("offset", "length"))
         return np.stack([starts, starts + lengths], 1) * (lengths > 0)[:, None]
 
     def inside(self) -> NDArray[np.int64]:
-        """Return the indices of the layers whose field ``scales`` is an offset inside the layer, so that they have
-        masks.
-        """
+        """Return the indices of the layers with masks: their field ``scales`` is an offset inside the layer."""
         starts, lengths, offsets = (self.column(field) for field in ("offset", "length", "scales"))
         return np.flatnonzero((starts <= offsets) & (offsets - starts < lengths))

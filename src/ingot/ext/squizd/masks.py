@@ -1,4 +1,4 @@
-"""Masks of a file without a directory (SQUIZD document, section 6): their matrices, their order of bits, their blocks.
+"""Interpret the masks of a file without a directory (SQUIZD document, section 6).
 
 According to the document, masks follow the blocks of a layer. It does not define to which matrices they apply, which
 bit is the first, which value of a bit marks a kept block, or whether dropped blocks are left out. So every
@@ -34,8 +34,8 @@ _ORDERS: tuple[Order, ...] = ("little", "big")
 class LayerMasks:
     """The masks of a layer, in a file without a directory, and the matrices to which they may belong.
 
-    ``networks`` are the matrices of a possible feed-forward network for each width: pairs of index and axis, see
-    ``networks_of``. ``shapes`` are examples of the layer's matrices, ``data`` the bytes of the masks at ``offset``.
+    ``networks`` is the result of ``networks_of``. ``data`` are the bytes of all masks of the layer, at ``offset`` in
+    the file. ``shapes`` are at most six shapes of the layer's matrices, for error messages.
     """
 
     layer: int
@@ -46,16 +46,19 @@ class LayerMasks:
 
 
 def layer_masks(layer: int, matrices: Mapping[int, Matrix], offset: int, data: bytes) -> LayerMasks:
-    """Return a layer with masks; ``matrices`` are rows and columns of its two-dimensional blocks."""
+    """Return the masks of a layer; ``matrices`` maps the index of a two-dimensional block to its rows and columns."""
     return LayerMasks(layer, networks_of(matrices), offset, data, sorted(set(matrices.values()))[:6])
 
 
 def networks_of(matrices: Mapping[int, Matrix]) -> dict[int, list[tuple[int, int]]]:
-    """Return for each width the matrices of a possible network: those that produce it (axis 0) or consume it (axis 1).
+    """Return for each possible width of a feed-forward network its matrices, as pairs of index and axis.
 
-    A matrix produces the width if it is its number of rows, and consumes it if it is its number of columns. The
-    matrices of an axis have the same other size. At least as many matrices produce the width as consume it. If the
-    numbers are equal, the consumers come later.
+    ``matrices`` maps the index of a matrix to its rows and columns. A matrix with the width as its number of rows
+    produces the width (axis 0). A matrix with the width as its number of columns consumes it (axis 1).
+
+    A width is possible under three conditions. All producers have the same number of columns, and all consumers the
+    same number of rows; neither is the width. There are not fewer producers than consumers, unless there is only one
+    matrix. If the numbers are equal, the first matrix is a producer.
     """
     by_width: dict[int, list[tuple[int, int]]] = {}
     axis_sizes: dict[int, set[tuple[int, int]]] = {}
@@ -79,7 +82,7 @@ def networks_of(matrices: Mapping[int, Matrix]) -> dict[int, list[tuple[int, int
 class PlacedMask:
     """The mask of a matrix: its axis, its blocks, and whether the matrix is stored in full size.
 
-    ``offset`` is the offset of the mask in the file; None if the file stores it in another order of bits.
+    ``offset`` is the offset of the mask in the file; None if the bits in the file have another order or meaning.
     """
 
     axis: int
@@ -90,15 +93,18 @@ class PlacedMask:
 
 MasksByMatrix = dict[Key, PlacedMask]
 Filled = Callable[[Key, int, int, Array], Array | None]
-"""Type of ``channels.filled_blocks`` for a matrix: by key, axis, channels of a block, and the blocks to examine."""
+"""A function that applies ``channels.filled_blocks`` to the matrix with a key.
+
+Its arguments are the key, the axis, the number of channels of a block, and the blocks to examine.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An interpretation of the masks: an order of bits, and the value of the bits of kept blocks.
+    """An interpretation of the masks: an order of bits, and the value of the bit of a kept block.
 
-    ``spare`` states whether bits past the last block are set. In ``masks`` these bits are cleared, and bits have
-    Ingot's order.
+    ``width`` is the width of the feed-forward network, 0 for compacted matrices. ``spare`` states whether a mask in the
+    file has set bits past the last block. ``masks`` are in Ingot's form, with these bits cleared.
     """
 
     width: int
@@ -109,7 +115,7 @@ class Reading:
 
     @property
     def usual(self) -> bool:
-        """Whether the masks are in Ingot's form: the first block in the lowest bit, 1 for a kept block."""
+        """Whether the masks in the file are in Ingot's form: the first block in the lowest bit, 1 for a kept block."""
         return self.order == "little" and self.kept_bit == 1
 
     def describe(self) -> str:
@@ -121,15 +127,15 @@ class Reading:
 
 
 def reading_of(layers: Sequence[LayerMasks], meta: Sparsity, location: str, filled: Filled) -> Reading | None:
-    """Return the interpretation of the masks; None if matrices have full size and several interpretations remain.
+    """Return the only interpretation of the masks; None if several remain and matrices have full size.
 
-    Weights can then be read as stored: in full size, the remaining interpretations drop nothing but zeros.
+    If the result is None, weights can be read as stored, because all remaining interpretations drop only zeros.
 
     Raises
     ------
     FormatError
-        ``squizd.sparse-masks``: no interpretation fits. ``squizd.sparse-conflict``: each drops values that are not
-        zero.
+        ``squizd.sparse-masks``: no interpretation fits. ``squizd.sparse-conflict``: every interpretation drops values
+        that are not zero.
     UnsupportedError
         ``squizd.sparse-ambiguous``: both full size and compacted interpretations fit, or compacted interpretations in
         both orders of bits. ``squizd.sparse-without-directory``: matrices are compacted, and their original widths are
@@ -182,7 +188,7 @@ def _ambiguous(reason: str, location: str) -> UnsupportedError:
 
 
 def _consistent(readings: Sequence[Reading], block: int, filled: Filled) -> tuple[list[Reading], bool]:
-    """Return the interpretations that drop nothing but zeros, and whether every matrix could be checked."""
+    """Return the interpretations that drop only zeros, and whether the values of every matrix could be checked."""
     remaining = list(readings)
     checked = True
     for key, axis in dict.fromkeys((key, mask_.axis) for item in readings for key, mask_ in item.masks.items()):
@@ -202,8 +208,9 @@ def _consistent(readings: Sequence[Reading], block: int, filled: Filled) -> tupl
 
 
 def _dropped(reading: Reading, key: Key, axis: int) -> Array | None:
-    """Return for each block of a matrix along ``axis`` whether ``reading`` drops it; None without a mask on
-    this axis.
+    """Return for each block of a matrix along ``axis`` whether ``reading`` drops it.
+
+    Returns None if ``reading`` has no mask of the matrix for this axis.
     """
     mask = reading.masks.get(key)
     if mask is None or mask.axis != axis:
@@ -214,7 +221,7 @@ def _dropped(reading: Reading, key: Key, axis: int) -> Array | None:
 
 
 def _cut(item: LayerMasks, count: int, size: int) -> Iterator[tuple[int, bytes]] | None:
-    """Yield the offset and the bytes of the mask of each of ``count`` matrices; None if the layer's bytes do not fit.
+    """Return the offset and the bytes of the mask of each of ``count`` matrices; None if the sizes do not fit.
 
     A layer has one mask of ``size`` bytes for all matrices, or one mask for each matrix.
     """
@@ -237,7 +244,10 @@ def _normalize(data: bytes, count: int, order: Order, kept_bit: int) -> tuple[by
 
 
 def _full(layers: Sequence[LayerMasks], block: int) -> list[Reading]:
-    """Return the distinct readings under which all matrices are stored in full size; Ingot's own comes first."""
+    """Return the distinct interpretations under which all matrices are stored in full size.
+
+    For each width, the interpretation in Ingot's form comes first.
+    """
     readings: list[Reading] = []
     for width in sorted(set.intersection(*(set(item.networks) for item in layers))):
         for kept_bit in (1, 0):
@@ -286,10 +296,11 @@ def _bits(mask: bytes) -> int:
 
 
 def _compacted(layers: Sequence[LayerMasks], block: int, mean: float | None) -> list[Reading]:
-    """Return the readings under which dropped blocks are not stored: one per order of bits that gives other blocks.
+    """Return the distinct interpretations under which dropped blocks are not stored, at most one for each order of
+    bits.
 
-    The size of a matrix is the number of kept blocks. ``mean`` gives their original number; without a mean, the masks'
-    number of bits does.
+    The stored size of a matrix gives the number of kept blocks. The original number of blocks is computed from
+    ``mean``, the share of dropped blocks. If ``mean`` is None, it is the number of bits of a mask.
     """
     readings: list[Reading] = []
     for order in _ORDERS:
@@ -307,7 +318,10 @@ def _compacted(layers: Sequence[LayerMasks], block: int, mean: float | None) -> 
 
 
 def _masks_of_network(item: LayerMasks, width: int, block: int, mean: float | None, order: Order) -> MasksByMatrix:
-    """Return the masks of a network's matrices with ``width`` remaining channels; empty if the masks do not fit."""
+    """Return the masks of a network's compacted matrices; empty if the masks do not fit.
+
+    ``width`` is the number of channels that are stored.
+    """
     pairs = item.networks[width]
     kept_blocks = block_count(width, block)
     if mean is None:
@@ -334,8 +348,11 @@ def _masks_of_network(item: LayerMasks, width: int, block: int, mean: float | No
 
 
 def _require_recoverable(readings: Sequence[Reading], location: str) -> Reading:
-    """Return the only interpretation of compacted matrices, if their last block is kept, so that their width is
-    defined."""
+    """Return the only interpretation of compacted matrices.
+
+    Raises ``UnsupportedError`` if there are several, or if a last block is dropped, because the original width is then
+    unknown.
+    """
     if len(readings) > 1:
         raise _ambiguous("keep other blocks if their bits are read in the other order", location)
     for (layer, index), mask in readings[0].masks.items():

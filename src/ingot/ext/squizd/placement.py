@@ -25,8 +25,8 @@ _PRIMARY = ({ASTC}, {TCA}, {INT4}, {INT2, INT4})
 def layers_of(names: Sequence[str]) -> tuple[list[int], int]:
     """Return the layer that each tensor is stored with, and the number of layers.
 
-    Tensors before the layers are stored with the first layer, tensors after them with the last. Without layers, or with
-    indices past 65,534, all tensors are stored with one.
+    Tensors before the layers are stored with the first layer, tensors after them with the last layer. If there are no
+    layers, or an index exceeds 65,534, all tensors are stored with one layer.
     """
     ranked, count = _ranked(names)
     return [rank // 3 for rank in ranked], count
@@ -35,7 +35,8 @@ def layers_of(names: Sequence[str]) -> tuple[list[int], int]:
 def _ranked(names: Sequence[str]) -> tuple[list[int], int]:
     """Return a rank for each tensor, by which tensors are sorted, and the number of layers.
 
-    A rank is three times the layer; within a layer, tensors before the layers come first and tensors after them last.
+    A rank is three times the layer, plus 0 for tensors before the layers, 1 for tensors of the layer, and 2 for tensors
+    after the layers.
     """
     before, layers, after = group_by_layer(names)
     count = 1 + max(layers, default=0)
@@ -62,9 +63,9 @@ def order(specs: Sequence[TensorSpec]) -> list[int]:
 
 
 def layers_in_order(specs: Sequence[TensorSpec], name: str) -> tuple[list[int], int]:
-    """Return the result of ``layers_of`` for tensors in the format's order; raises the errors of ``order``.
+    """Return the result of ``layers_of`` for tensors that are in the format's order; raises the errors of ``order``.
 
-    Raises ``UsageError`` ``writer.order`` if they have another order.
+    Raises ``UsageError`` ``writer.order`` if the tensors are in another order.
     """
     _check_together(specs)
     ranked, count = _ranked([spec.name for spec in specs])
@@ -101,10 +102,10 @@ def flags_of(specs: Sequence[TensorSpec]) -> Flags:
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor with its layer and storage, and, if it has scales, its id and its entries of the tables.
+    """A tensor with its layer and storage; if it has scales, also with its id and the indices of its scale entries.
 
-    ``first`` is an index into the first round. ``table`` and ``second`` are a table of the second round and an index in
-    it.
+    ``first`` is the index of its entry in the first round. ``table`` is the index of a table of the second round, and
+    ``second`` the index of its first entry in that table.
     """
 
     spec: TensorSpec
@@ -200,7 +201,8 @@ class Cursor:
         self._layer_start: int | None = None
 
     def block(self, layer: int, lead: int) -> tuple[int, int]:
-        """Return two offsets for the next block, which is in ``layer``: of the zero bytes before it, and of its magic.
+        """Return the offset of the zero bytes before the next block, which is in ``layer``, and the offset of its
+        magic.
 
         Closes all earlier layers. ``lead`` is the number of bytes of the block's header.
         """

@@ -1,4 +1,4 @@
-"""Reader of ``.squizd``: header, layer index, scale tables, directory, appendices; no weights."""
+"""Read the header, layer index, scale tables, directory and appendices of a ``.squizd`` file, but no weights."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ _NOTHING = np.empty((0, 2), np.int64)
 class _State:
     """The state of reading a file.
 
-    ``source`` reads ahead for headers; weights are read from ``file``. ``layers`` are byte ranges of the layers; a
-    layer without tensors may have any offset in the file.
+    Headers are read from ``source``, which reads ahead; weights are read from ``file``. ``layers`` has the begin and
+    end of each layer as rows.
     """
 
     source: HeaderSource
@@ -214,9 +214,7 @@ def _without_directory(state: _State, table_ranges: Sequence[tuple[int, int]], t
 def _with_masks(
     state: _State, blocks: Sequence[ScannedBlock], located: dict[str, Located], starts: Mapping[int, int]
 ) -> dict[str, Located]:
-    """Return ``located`` with masks, for a file without a directory, as far as the file defines their
-    interpretation.
-    """
+    """Return the tensors of a file without a directory, with masks if their interpretation is unambiguous."""
     matrices = matrices_of(blocks)
     names = {(scanned.layer, scanned.number): name for scanned, name in zip(blocks, located, strict=True)}
     layers = [
@@ -240,7 +238,7 @@ def _with_masks(
 
 
 def _mask_bytes(state: _State, layer: int, offset: int) -> bytes:
-    """Return the masks of a layer: the bytes from ``offset`` to its end."""
+    """Return the bytes of a layer's masks, which are the bytes from ``offset`` to the end of the layer."""
     size = int(state.layers[layer, 1]) - offset
     if size > _CHUNK:
         raise state.refuse("squizd.sparse-masks", f"expected masks of at most {_CHUNK} bytes a layer, found {size}")
@@ -248,16 +246,17 @@ def _mask_bytes(state: _State, layer: int, offset: int) -> bytes:
 
 
 def _masks(state: _State) -> dict[int, int]:
-    """Return the offset of the masks of each layer that has some: ``scale_offset`` is then inside the layer."""
+    """Return the offset of the masks by layer, for layers with masks: their ``scale_offset`` is inside the layer."""
     inside = state.index.inside().tolist() if state.has(Flags.SPARSE) else ()
     return {layer: state.index[layer].scales for layer in inside}
 
 
 def _check_flags(state: _State, located: Mapping[str, Located]) -> None:
-    """Check that blocks have their flag, and flags have blocks; INT4 blocks may be in an INT2 file.
+    """Check that the header has the flag of every type of block in the file, and that the file has blocks for its
+    flags.
 
-    Blocks are identified by their magic, so a file with several primary flags is read if one of them has blocks. The
-    document permits one primary encoding per file (section 5), so this is a note.
+    INT4 blocks need no flag in a file with the flag INT2. The document permits one primary encoding per file (section
+    5). If a file has several primary flags, one of them must have blocks, and a note is added.
     """
     magics = {item.storage.block.magic for item in non_dense(located).values()}  # dense blocks have no flag
     primary = {magic: flag for magic, flag in FLAG_OF.items() if state.has(flag)}
@@ -272,7 +271,9 @@ def _check_flags(state: _State, located: Mapping[str, Located]) -> None:
 
 
 def _check_index_scales(state: _State, tables: Sequence[int], masks: dict[int, int]) -> None:
-    """Check that ``scale_offset`` is the offset of the layer's masks if it has some, else of a table or 0."""
+    """Check that the ``scale_offset`` of each layer is the offset of its masks; without masks, the offset of a table,
+    or 0.
+    """
     if state.has(Flags.SPARSE) and not masks:
         raise state.refuse("squizd.sparse-missing", "expected masks with flag SPARSE, but there are none")
     if masks and not state.has(Flags.SPARSE):
@@ -324,8 +325,8 @@ def _check_draft_range(state: _State, tail: int) -> None:
 def _draft(state: _State, directory: Directory | None, main: Sequence[tuple[int, int]]) -> Mapping[str, Located]:
     """Return the tensors of the draft head in its section.
 
-    A head without tables uses the last entries of the ``main`` tables: one for each quantized matrix, in the order of
-    the blocks.
+    If the head has no tables, its scales are the last entries of the model's tables, ``main``. There is one entry for
+    each quantized matrix, in the order of the blocks.
     """
     source = state.source
     meta = state.header.draft
@@ -380,7 +381,9 @@ def _draft_blocks(state: _State) -> list[ScannedBlock]:
 
 
 def _draft_entries(state: _State, tail: int) -> int:
-    """Return how many entries of the main scale tables belong to the draft head; 0 if it has tables of its own."""
+    """Return the number of entries of the model's scale tables that belong to the draft head; 0 if the head has
+    tables.
+    """
     if not state.has(Flags.EAGLE):
         return 0
     _check_draft_range(state, tail)
@@ -420,9 +423,10 @@ def _coreml(state: _State, directory: Directory | None, tail: int) -> tuple[Part
 
 
 def _directory_offset(state: _State, tables_end: int) -> int:
-    """Return the offset of the directory: at the end, or in older files before the appendices, at ``tables_end``.
+    """Return the offset of the directory: after the appendices, or in older files before them, at ``tables_end``.
 
-    An invalid appendix cannot be skipped; its error is raised later, when it is read.
+    If an appendix is invalid, its end is unknown, so that the result is ``tables_end``; reading the appendix raises the
+    error.
     """
     source = state.source
     meta = state.header.draft

@@ -1,5 +1,4 @@
-"""Scale tables (SQUIZD document, section 8): entries of id, scale and zero point, and the view of one column as a
-part."""
+"""Read scale tables (SQUIZD document, section 8), whose entries contain an id, a scale and a zero point."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ TableRanges = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive entries of one matrix: the offset of the first entry, their number, and their id."""
+    """Consecutive scale entries with one id: the offset of the first entry, their number, and the id."""
 
     offset: int
     count: int
@@ -40,7 +39,7 @@ class Run:
 
 
 def table_header(count: int) -> bytes:
-    """Return the bytes before ``count`` entries."""
+    """Return the header of a scale table with ``count`` entries."""
     return SCALES_MAGIC + struct.pack("<I", count)
 
 
@@ -74,7 +73,7 @@ def read_array(source: ByteSource, offset: int, size: int) -> Array:
 
 
 class EntrySource:
-    """A column of a run of entries as the bytes of a part, narrowed to the type from which it was written.
+    """Byte source of a part: the scales or zero points of a run of entries, converted from f32 to ``dtype``.
 
     Parameters
     ----------
@@ -167,9 +166,11 @@ class EntrySource:
 
 
 def tables(source: ByteSource, start: int, location: str) -> tuple[list[tuple[int, int]], int]:
-    """Return offset of the first entry and number of entries of each scale table from ``start`` on, and their end.
+    """Return the scale tables that begin at ``start``, and the offset of their end.
 
-    Raises ``FormatError`` ``squizd.scale-table``: a table that exceeds the file, or too many tables.
+    Each table is given by the offset of its first entry and by the number of its entries.
+
+    Raises ``FormatError`` ``squizd.scale-table``: a table exceeds the file, or there are too many tables.
     """
     located: list[tuple[int, int]] = []
     offset = start
@@ -195,7 +196,7 @@ def tables(source: ByteSource, start: int, location: str) -> tuple[list[tuple[in
 def runs(source: ByteSource, offset: int, count: int, max_runs: int, location: str) -> list[Run]:
     """Return the runs of equal ids among ``count`` entries at ``offset``.
 
-    Raises ``FormatError`` ``squizd.scale-count``: more than ``max_runs`` of them.
+    Raises ``FormatError`` ``squizd.scale-count``: there are more than ``max_runs`` runs.
     """
     located: list[Run] = []
     for start in range(0, count, _CHUNK):

@@ -1,8 +1,7 @@
-"""Scan of a file without a directory, which only the document describes: blocks in order, names if they can be
-inferred.
+"""Find the blocks of a file without a directory, as the SQUIZD document defines it, and name their tensors.
 
-Names are ``layers.{i}.{j}`` for block j of layer i. If the ``tensor_id`` of an entry is the id of a common name, the
-block gets that name.
+The name of block j of layer i is ``layers.{i}.{j}``. But if the id of its scale entry is the ``tensor_id`` of a common
+tensor name, it gets that name.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ _TRY = 64  # cost of one width in addition to the bytes that are read
 
 
 class Bitmaps:
-    """A search for the width of a file's bitmaps.
+    """A search for the widths of a file's bitmaps, which their headers do not state.
 
-    A bitmap with a given number of words in a row is followed by one value for each set bit. The search selects the
-    width for which the block ends at the end of its layer, or where another block begins.
+    A bitmap is followed by one value for each set bit. So each width implies an end of the block. A width fits if this
+    end is the end of the layer, or the start of another block.
 
     Parameters
     ----------
     stops : tuple of bytes
-        Further magics, besides those of blocks, that may follow a block.
+        Magics that may follow a block, in addition to the magics of blocks.
     """
 
     def __init__(self, source: ByteSource, stops: tuple[bytes, ...] = ()) -> None:
@@ -104,7 +103,7 @@ class Bitmaps:
         )
 
     def _widths(self, rows: int, start: int, end: int, location: str) -> list[tuple[int, int]]:
-        """Return words in a row and set bits for every width that fits."""
+        """Return for every width that fits the number of words in a row, and the number of set bits."""
         fitting = []
         ones = 0
         stripe = rows * TCA_WORD // 8
@@ -127,7 +126,7 @@ class Bitmaps:
         return sum(int.from_bytes(chunk, "little").bit_count() for chunk in chunks)
 
     def _require_last_column(self, rows: int, words: int, start: int, location: str) -> None:
-        """Raise an error if no row uses the last column, because the last columns may then be padding."""
+        """Raise an error if the last bit of every row is clear, because the last columns may then be padding."""
         width = words * TCA_WORD // 8
         step = max(1, _STEP // width)
         for first in range(0, rows, step):
@@ -174,7 +173,7 @@ _OUTSIDE = ("model.embed_tokens.weight", "tok_embeddings.weight", "lm_head.weigh
 
 @dataclass(frozen=True, slots=True)
 class ScannedBlock:
-    """A block in the scan: its layer, its index there, its offset."""
+    """A block of a file without a directory: its layer, its index in the layer, and its offset in the file."""
 
     layer: int
     number: int
@@ -240,8 +239,8 @@ def name_blocks(
 ) -> dict[str, Located]:
     """Return the blocks of a file without a directory by name, each with its scale entries, in the order of ``blocks``.
 
-    ``other_entries`` are the numbers of first-round entries of other blocks: before and after the entries of
-    ``blocks``.
+    The first round of the scale tables may have entries of other blocks. ``other_entries`` are their numbers before and
+    after the entries of ``blocks``.
 
     Raises
     ------
@@ -264,7 +263,7 @@ def name_blocks(
 
 
 def _usual_names(layer: int) -> dict[int, str]:
-    """Return common names by the ids that they have in a layer."""
+    """Return common tensor names of a layer, keyed by their ids."""
     names = [stack.format(layer) + name + ".weight" for stack in _STACKS for name in _IN_LAYER]
     return {tensor_id(layer, name): name for name in (*names, *_OUTSIDE)}
 
@@ -272,7 +271,7 @@ def _usual_names(layer: int) -> dict[int, str]:
 def _located(
     source: ByteSource, name: str, scanned: ScannedBlock, first: Run | None, second: Run | None, location: str
 ) -> Located:
-    """Return the tensor of a block; an ambiguity of the document is an error, not a guess."""
+    """Return the tensor of a block; raises an error if the SQUIZD document leaves its values ambiguous."""
     block = scanned.block
     parts = [PartSpec(part.role, part.dtype, part.length, part.type) for part in block.parts]
     run = second or first
@@ -290,9 +289,9 @@ def _located(
 
 
 def with_mask(located: Located, placed: PlacedMask) -> Located:
-    """Return a matrix of a file without a directory, with its mask ``placed``, as a tensor of codec ``sparse_blocks``.
+    """Return a matrix of a file without a directory as a tensor of codec ``sparse_blocks`` with the mask ``placed``.
 
-    A bitmap (section 5.2) of full size is returned unchanged: its own mask has zeros for the dropped blocks.
+    A bitmap (section 5.2) of full size is returned unchanged, because its bits are already zero for the dropped blocks.
     """
     if placed.is_full_size and located.spec.codec == MaskLayout.codec:
         return located
@@ -316,7 +315,7 @@ def with_mask(located: Located, placed: PlacedMask) -> Located:
 
 
 def _layout(block: Block) -> Layout:
-    """Return the layout of a block of which the header alone defines the values."""
+    """Return the layout of a block that is fully described by its header."""
     if "footprint" in block.properties:
         return AstcLayout(block.properties["footprint"], _SCALE)
     if "start" in block.properties:

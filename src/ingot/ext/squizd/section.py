@@ -1,4 +1,4 @@
-"""Writer of a section of weight blocks with its scale tables: the model's, or a draft head's."""
+"""Write the weight blocks and scale tables of a section, which belongs to the model or to a draft head."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _NAN_BITS = {"f16": (0x7C00, 0x0200), "bf16": (0x7F80, 0x0040)}
 
 
 class EntryWriter:
-    """Writes the scale entries of a tensor at ``offset`` of a sink; scales and zero points may come in any order of
-    roles.
+    """Writes the scale entries of a tensor at ``offset`` of a sink; scales may come before or after zero points.
 
-    Values of f32, f16 or bf16 (``dtype``) widen to f32 exactly. Entries are written with the first role that reaches
-    them and read back for the other role, so that nothing is buffered in memory.
+    An entry contains a scale and a zero point. It is written when the first of them arrives, and read back and
+    completed when the other arrives, so that no entries are buffered. Values of ``dtype`` (f32, f16 or bf16) are
+    converted to f32 exactly.
     """
 
     def __init__(self, sink: Sink, offset: int, id: int, dtype: str, location: str) -> None:
@@ -51,7 +51,7 @@ class EntryWriter:
         self._incomplete = dict.fromkeys(FIELD, b"")
 
     def write(self, role: str, data: memoryview) -> None:
-        """Append a role's next bytes, which may split a value.
+        """Append the next bytes of ``role``; they may begin or end within a value.
 
         Raises ``UnsupportedError`` ``squizd.carry`` for a signalling NaN.
         """
@@ -64,7 +64,7 @@ class EntryWriter:
             self._fill(role, from_file(np.frombuffer(chunk, np.uint8, complete), self._dtype))
 
     def blob(self) -> tuple[int, int, str]:
-        """Return the offset of the entries, their bytes, and their CRC-32C."""
+        """Return the offset of the entries, their number of bytes, and their CRC-32C."""
         running = checksums.hasher(_CRC)
         count = max(self._done.values())
         for start in range(0, count, _CHUNK):
@@ -91,7 +91,7 @@ class EntryWriter:
         return entries
 
     def _require_exact(self, values: Array) -> None:
-        """Raise an error for 16-bit values that f32 entries cannot restore: widening makes a signalling NaN quiet."""
+        """Raise an error for a signalling NaN of 16 bits, because the conversion to f32 makes it quiet."""
         infinity, quiet = _NAN_BITS.get(self._dtype, (0, 0))
         if not infinity:
             return
@@ -122,7 +122,7 @@ class _Role:
 
 
 class TensorWriter:
-    """A writer of one tensor: its block's header and parts at ``offset``, scales and zero points into ``scales``.
+    """A writer of one tensor: header and parts of its block are written at ``offset``, scale entries by ``scales``.
 
     The mask is kept in memory until ``finish``; everything else is streamed.
     """
@@ -167,7 +167,7 @@ class TensorWriter:
         role_state.take(view)
 
     def finish(self) -> int:
-        """Check that all bytes arrived, write buffered parts, and return the end of the block."""
+        """Check that the parts are complete, write buffered parts, and return the end of the block."""
         self._order.end()
         if self.block.length is None:
             self._settle()
@@ -224,9 +224,10 @@ class TensorWriter:
 
 
 class Section:
-    """A writer of blocks in sequence from ``start``, masks after each layer, and tables after the last layer.
+    """A writer of a section that begins at ``start``: blocks, masks after each layer, and tables after the last layer.
 
-    ``tables`` is the offset of the tables, which must be known in advance if anything is quantized.
+    ``tables`` is the offset of the scale tables. If a tensor has scales, it must be known in advance, because scale
+    entries are written together with the block.
     """
 
     def __init__(self, sink: Sink, placement: Placement, start: int, tables: int, digest: str | None) -> None:
@@ -252,7 +253,7 @@ class Section:
         return self._writer
 
     def end(self, placed: PlacedTensor, writer: TensorWriter) -> dict[str, Any]:
-        """Close the tensor and return its record for ``restore``."""
+        """Complete the tensor; return its record for ``restore``."""
         offset = self.cursor.tail
         end = writer.finish()
         blobs = writer.blobs() + self._neutral(placed) + writer.scale_blobs()
@@ -327,9 +328,9 @@ class Section:
         return EntryWriter(self._sink, tables.second_at(self._tables, placed), second, dtype, name)
 
     def _neutral(self, placed: PlacedTensor) -> list[Blob]:
-        """Write the entry (scale 1) in the first table for a tensor whose scales are in the second table.
+        """Write the first-round entry of a tensor whose scales are in the second round: scale 1 and zero point 0.
 
-        Returns the location of the entry; empty for other tensors.
+        Returns the offset, length and CRC-32C of the entry; an empty list for other tensors.
         """
         if placed.storage.second is None:
             return []

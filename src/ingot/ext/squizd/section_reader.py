@@ -1,4 +1,4 @@
-"""Reader of a section of blocks and scale tables with its directory: the model's, or a draft head's."""
+"""Read the directory of a section and locate its tensors; a section belongs to the model or to a draft head."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Span = tuple[int, int]
 
 
 def skip_zeros(source: ByteSource, offset: int, end: int) -> int:
-    """Return the offset of the first nonzero byte after ``offset``, at most 63 bytes further."""
+    """Return the offset after the zero bytes at ``offset``; at most 63 bytes are skipped."""
     data = read_bytes(source, offset, max(0, min(ALIGNMENT - 1, end - offset)))
     return offset + len(data) - len(data.lstrip(b"\0"))
 
@@ -42,9 +42,11 @@ def skip_zeros(source: ByteSource, offset: int, end: int) -> int:
 def read_directory(
     source: ByteSource, offset: int, end: int, location: str, head: int = 0
 ) -> tuple[Directory | None, bytearray, int]:
-    """Return the directory at ``offset``, its bytes after the first ``head`` bytes of the file, and its end.
+    """Return the directory at ``offset``, bytes for its digest, and its end.
 
-    Without a directory, the first value is None and the last is ``offset``.
+    The bytes are the first ``head`` bytes of the file, followed by the bytes of the directory.
+
+    If there is no directory, the first value is None, and the last value is ``offset``.
 
     Raises
     ------
@@ -74,7 +76,9 @@ def read_directory(
 def locate(
     source: HeaderSource, directory: Directory, layers: Array, tables: TableRanges, notes: Notes, location: str
 ) -> Mapping[str, Located]:
-    """Return every tensor of a directory; adds a note for bytes of a layer that are neither blocks nor padding.
+    """Return the location of every tensor of a directory.
+
+    Adds a note if a layer has bytes that are neither blocks nor padding.
 
     Parameters
     ----------
@@ -115,7 +119,7 @@ def locate(
 
 
 def _locate_in_detail(source: HeaderSource, name: str, entry: Entry, layers: Array, location: str) -> Located:
-    """Return a tensor after a detailed check of its block and of its mask's range."""
+    """Return the location of a tensor, after a detailed check of its block and of the range of its mask."""
     tensor_location = _tensor_location(location, name)
     if entry.layer >= len(layers):
         raise FormatError(
@@ -155,9 +159,10 @@ def _heads(entries: Mapping[str, Entry], layers: Array) -> Iterator[Range]:
 
 
 def _bitmap_size(name: str, entry: Entry, location: str) -> tuple[int, int] | None:
-    """Return columns and number of values of a bitmap, which its block does not state; None for other tensors.
+    """Return the columns and the number of values of a bitmap, because its block states neither; None for other
+    tensors.
 
-    Raises ``FormatError`` ``squizd.directory-conflict`` if the directory does not state them either.
+    Raises ``FormatError`` ``squizd.directory-conflict`` if the directory does not state the number of values.
     """
     codec = codec_of(entry.codec)
     if codec != MaskLayout.codec:
@@ -187,9 +192,11 @@ def _check_apart(spans: list[tuple[int, int, str]], location: str) -> None:
 def note_gaps(
     source: HeaderSource, inner: Array, outer: Sequence[Span] | Array, notes: Notes, rule: str = "squizd.gap"
 ) -> None:
-    """Add a note, once, if ``outer`` ranges contain bytes outside the ``inner`` ranges that are not padding.
+    """Add a note if the ``outer`` ranges have bytes that are neither padding nor in an ``inner`` range; never add it
+    twice.
 
-    The inner ranges, rows of begin and end, are disjoint and inside the outer ranges, which are disjoint as well.
+    Ranges are rows of begin and end. The inner ranges are disjoint and inside outer ranges; the outer ranges are
+    disjoint.
     """
     spans = np.array(outer, np.int64).reshape(-1, 2)
     filled = spans[spans[:, 1] > spans[:, 0]]
@@ -212,5 +219,5 @@ def masks_by_layer(tensors: Mapping[str, Located], directory: Directory) -> dict
 
 
 def non_dense(tensors: Mapping[str, Located]) -> Mapping[str, Located]:
-    """Return the tensors of a section that are not among its dense tensors with standard blocks."""
+    """Return the tensors of a section, except its dense tensors with standard blocks."""
     return tensors.detailed if isinstance(tensors, LocatedTensors) else tensors

@@ -1,4 +1,4 @@
-"""Tensors from blocks and entries: parts are located and compared with the directory."""
+"""Build tensors from weight blocks and directory entries, after checks that they agree."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from ingot.model.tensor import Tensor
 class Located:
     """A tensor with the location of its data in the file: its spec, its storage, and the offset of its block.
 
-    ``run`` is the range of its scale entries. ``digests`` are by part, ``chunks`` are the digests of the chunks of
-    parts. ``mask`` is the offset of the mask; None if the file stores it in another order of bits, then
-    ``mask_bytes`` is the mask.
+    ``run`` is the range of its scale entries. ``digests`` maps roles of parts to digests, and ``chunks`` maps them to
+    digests of chunks. ``mask`` is the offset of the mask in the file. If the bits in the file have another order or
+    meaning, ``mask`` is None and ``mask_bytes`` is the mask.
     """
 
     spec: TensorSpec
@@ -85,7 +85,9 @@ def from_entry(name: str, entry: Entry, block: Block, location: str) -> Located:
 
 
 def run_of(name: str, entry: Entry) -> Run | None:
-    """Return the entries that contain a tensor's scales: the second round if it has entries there, else the first."""
+    """Return the entries that contain a tensor's scales: its entries of the second round, else of the first, else
+    None.
+    """
     id = tensor_id(entry.layer, name)
     if entry.second is not None:
         return Run(*entry.second, id | SUB_BLOCK_BIT)
@@ -117,7 +119,7 @@ def _parts(entry: Entry, block: Block) -> Iterator[PartSpec]:
 
 @runtime_checkable
 class InColumns(Protocol):
-    """A mapping of located tensors, most of them stored in columns."""
+    """A mapping of located tensors that stores most dense tensors as columns."""
 
     def dense(self) -> DenseColumns: ...
 

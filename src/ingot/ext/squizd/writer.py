@@ -1,4 +1,4 @@
-"""Writer of ``.squizd``: block after block in layer order; header, index, tables and appendices at the end."""
+"""Write ``.squizd`` files: first the blocks in the order of layers, at the end header, index, tables and appendices."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ class SquizdWriter(FormatWriter):
         self._open[1].write(role, data)
 
     def end(self) -> dict[str, Any]:
-        """Close the tensor and return a record of the locations of its parts and scale entries, their digests and
-        its mask."""
+        """Complete the tensor; return a record with the locations of its parts and scale entries, digests, and its
+        mask.
+        """
         if self._open is None:
             raise UsageError("no tensor is open", rule="writer.role", where=self._name)
         placed, writer = self._open

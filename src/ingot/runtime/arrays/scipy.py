@@ -44,8 +44,8 @@ def from_arrays(arrays: SparseArrays) -> Any:
 def to_arrays(value: Any) -> SparseArrays | None:
     """Return the stored values of a ``scipy.sparse`` array or matrix; None for any other value.
 
-    COO arrays, and arrays without exactly two dimensions, become ``sparse_coo``; others ``sparse_csr``. Duplicate
-    positions are summed, as SciPy defines them. Stored zeros stay.
+    COO arrays, and all arrays that do not have exactly two dimensions, become ``sparse_coo``. All other arrays become
+    ``sparse_csr``. Duplicate positions are summed, as SciPy defines them. Stored zeros stay.
     """
     sparse = require("scipy.sparse", "scipy")
 

@@ -73,7 +73,7 @@ def to_numpy(tensor: Any) -> Array:
 
 
 def _carrier(row: DType) -> str | None:
-    """Return the name of the integer type that carries the bits of bfloat16 or fp8 values; None for other types."""
+    """Return the torch integer type that passes the bits of bfloat16 or fp8 to and from NumPy; None for other types."""
     return {"bf16": "int16"}.get(row.name) or ("uint8" if row.is_float and row.bits == 8 else None)
 
 

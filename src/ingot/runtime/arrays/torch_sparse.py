@@ -49,13 +49,13 @@ def from_arrays(arrays: SparseArrays) -> Any:
 def to_arrays(value: Any) -> SparseArrays | None:
     """Return the stored values of a sparse ``torch.Tensor``; None for any other value.
 
-    ``sparse_coo`` tensors keep their layout, with duplicate positions summed, as torch defines them. Compressed layouts
-    become ``sparse_csr``.
+    ``sparse_coo`` tensors keep their layout; values at duplicate positions are added, as torch defines it. Compressed
+    layouts become ``sparse_csr``.
 
     Raises
     ------
     UnsupportedError
-        ``adapter.layout``: a tensor with dense or batch dimensions; ``adapter.dtype``.
+        ``adapter.layout``: the tensor has dense or batch dimensions; ``adapter.dtype``: Ingot has no such element type.
     """
     torch = require("torch", "torch")
 

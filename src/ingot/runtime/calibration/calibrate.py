@@ -118,7 +118,7 @@ def windows_of(options: CalibrateOptions, length: int, *, encoder: bool) -> tupl
     """Return windows of tokens, i64 [windows, length], and the name of their text for reports.
 
     For a causal model, tokens that the tokenizer adds before a text replace the first tokens of each window. For an
-    encoder, each window is a complete text: the tokens before and after it are added to the window's text.
+    encoder, each window is a complete text, with the tokens that the tokenizer adds before and after a text.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def text_name(options: CalibrateOptions) -> str:
 
 
 def default_text() -> str:
-    """Return the text in the package: prose in many languages, and code (``spec/calibration.md``)."""
+    """Return the default text: prose in many languages, and code (``spec/calibration.md``)."""
     return resources.files("ingot.runtime.calibration").joinpath(_FILE).read_text("utf-8")
 
 

@@ -22,8 +22,9 @@ Group = dict[str, MomentSpec]
 class Settings:
     """Settings of the statistics.
 
-    ``fisher`` requests gradients. Matrices with more than ``largest`` columns or rows get only a diagonal. ``seed``
-    draws labels, ``special`` are the ids of special tokens.
+    ``fisher`` states whether gradients are computed. For a matrix with more than ``largest`` columns or rows, only the
+    diagonal of a moment is summed. ``seed`` is the seed of drawn labels. ``special`` contains the ids of special
+    tokens.
     """
 
     fisher: bool
@@ -144,7 +145,11 @@ class LayerwiseModel:
         return MomentSpec(self.head.tensor.name, rows, cols, self._is_summed_in_full(cols), False)
 
     def embedding_spec(self) -> MomentSpec | None:
-        """Return the moment to sum for the embedding; None if the tensor is no table with rows of ``width`` columns."""
+        """Return the spec of the moment to sum for the embedding.
+
+        Returns None if the model has no embedding, or if the embedding is not a matrix with ``width`` columns. Also
+        returns None if ``width`` is above the limit for full moments.
+        """
         if self.embedding is None:
             return None
         shape = self.embedding.tensor.shape

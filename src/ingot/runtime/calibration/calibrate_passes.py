@@ -57,7 +57,8 @@ class Passes:
     progress : Progress
         Counts tokens times layers.
     process : callable, optional
-        Called with the statistics of each step. Afterwards only vectors are kept.
+        Called with the statistics of each step. Afterwards, matrices among the statistics are deleted; only vectors
+        stay.
     """
 
     model: LayerwiseModel
@@ -159,7 +160,11 @@ class Passes:
         self.progress.advance(weight * self.tokens.numel(), name)
 
     def run_step(self, compute: Callable[[], None]) -> None:
-        """Run a step; repeat it with other settings if shared inputs diverged or the device has too little memory."""
+        """Run a step; if it fails, repeat it with other settings.
+
+        If matrices that shared sums got different inputs, sums are not shared. If the device has too little memory,
+        fewer windows or moments are computed at once.
+        """
         while True:
             try:
                 return compute()

@@ -30,7 +30,8 @@ class MemoryPlan:
 
     If ``in_memory`` is set, the model stays in memory. If ``spilled`` is set, keys and values of samples are in files.
     ``batch`` windows pass through a layer together, with ``window`` bytes of activations each. ``weights`` is the size
-    of the weights in memory, ``sums`` that of all moments, ``ends`` that of embedding, head and logits.
+    of the weights in memory, ``sums`` the size of all moments, and ``ends`` the size of embedding, head and logits
+    together.
     """
 
     windows: int

@@ -1,7 +1,7 @@
 """Estimate the time of a calibration: run each step on a few windows and one layer, and scale the result.
 
 The steps and their memory are those of the calibration. A step takes a fixed time, such as for loading a layer, and a
-time per batch of windows. Both follow from runs of one and of two batches.
+time per batch of windows. Both times are computed from two measured runs: with one batch and with two batches.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def calibration_seconds(model: LayerwiseModel, plan: MemoryPlan, tokens: Any, pr
 
 
 def _loading_seconds(model: LayerwiseModel) -> float:
-    """Return the seconds to load all layers: the time of the first one, scaled by bytes."""
+    """Return the seconds to load all layers: the measured time of the first layer, scaled by the bytes of all
+    layers.
+    """
     skeleton = model.skeleton
     first = model.layers[0]
     started = clock()
@@ -123,7 +125,7 @@ def _fill(cache: Any, length: int) -> None:
 def _typical(run: Callable[[], float], *, warm: bool) -> float:
     """Return the median of the seconds that several calls of ``run`` return; a long call is not repeated.
 
-    If ``warm`` is set, an uncounted first call allocates memory.
+    If ``warm`` is set, ``run`` is called once before, so that memory is allocated outside the measured calls.
     """
     if warm:
         run()

@@ -36,11 +36,12 @@ class CalibratePlan:
     memory, disk : int
         Largest number of bytes of memory and disk in use at a time.
     size : int
-        Bytes of statistics in existence at a time: of all layers, or of one if they are used layer by layer.
+        Largest number of bytes of statistics that exist at a time. If they are used layer by layer, these are the
+        statistics of one layer, otherwise of all layers.
     reads : int
         How many times the model's layers are read.
     source : str
-        The text that the model reads, or its samples.
+        The name of the text that the model reads, or a phrase for samples of the model.
     """
 
     seconds: float

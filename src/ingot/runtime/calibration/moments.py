@@ -167,7 +167,7 @@ class Sums:
     Attributes
     ----------
     leader : Sums or None
-        Sums of another matrix with the same inputs; they are used for this one.
+        Sums of another matrix that gets the same inputs. Its sums over inputs are also those of this matrix.
     """
 
     def __init__(self, torch: Any, spec: MomentSpec, *, fisher: bool, device: Any) -> None:
@@ -274,12 +274,14 @@ def record_products(
     share: bool = True,
     product: Callable[[Any, Any, Any], Any] | None = None,
 ) -> Iterator[None]:
-    """Record inputs of products with some parameters in this context; with ``fisher``, also gradients of outputs.
+    """In this context, add the inputs of all products with the given parameters to ``sums``.
+
+    With ``fisher``, the gradients of the outputs of these products are added too.
 
     Parameters
     ----------
     matrices : mapping
-        For the address of a parameter's memory: the parameter and its matrices.
+        The parameter and the matrices that it contains, keyed by the address of the parameter's memory.
     sums : mapping of name to Sums
         The sums of the matrices to record.
     share : bool
@@ -353,7 +355,10 @@ def _matrices_of(
 def record_product(
     sums: Sums, inputs: Any, output: Any, rows: slice, *, fisher: bool, leader: Sums | None = None
 ) -> None:
-    """Record the inputs of a product now, and the gradients in the backward pass; ``leader`` as in ``Sums.forward``."""
+    """Add the inputs of a product to ``sums`` now, and the gradients of its ``rows`` in the backward pass.
+
+    ``leader`` is passed to ``Sums.forward``.
+    """
     flat = inputs.detach().flatten(0, -2)
     sums.forward(flat, leader)
     if fisher and output.requires_grad:

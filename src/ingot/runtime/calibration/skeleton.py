@@ -134,7 +134,9 @@ class MetaModel:
         return list(layers.values())
 
     def fill(self, sites: Sequence[Placeholder]) -> None:
-        """Decode the tensors of the placeholders ``sites`` for good; shared parameters stay shared."""
+        """Decode the tensors of the placeholders ``sites``, and keep the values in the model; shared parameters stay
+        shared.
+        """
         self._require(_nbytes({site.tensor.name: site.tensor for site in sites}))
         parameters: dict[int, Any] = {}
         for site in sites:

@@ -22,7 +22,7 @@ _SINGLE_ROW_RATIO = 64  # below this share of rows, reading single rows is faste
 
 
 def embed_by_rows(site: Placeholder) -> None:
-    """Let an embedding read its rows from the tensor of its placeholder."""
+    """Change an embedding so that it decodes rows of its placeholder's tensor when tokens need them."""
     module, tensor, torch = site.module, site.tensor, require("torch", "torch")
     original, padding, empty = module.forward, getattr(module, "padding_idx", None), site.parameter
 
@@ -40,7 +40,7 @@ def embed_by_rows(site: Placeholder) -> None:
 
 
 def head_by_rows(site: Placeholder) -> None:
-    """Let a head multiply by blocks of rows of the tensor of its placeholder."""
+    """Change a head so that it decodes its placeholder's tensor and multiplies by it in blocks of rows."""
     torch = require("torch", "torch")
     product, module = partial(_product(torch).apply, site.tensor), site.module
 

@@ -1,5 +1,7 @@
-"""The first tokens of a model's samples: those before every text, or those of a chat template before a user's
-message.
+"""Determine the tokens with which samples of a model begin.
+
+These are the tokens that the tokenizer adds before every text, or the tokens that a chat template puts before the first
+message of a user.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ CHAT_SHARE = 4
 class Beginnings:
     """The first tokens of samples.
 
-    A quarter of the windows begins with ``chat``, if it is not empty; all others begin with ``text``.
+    ``text`` has the tokens that the tokenizer adds before every text. ``chat`` has the tokens that a chat template puts
+    before the first message of a user. If ``chat`` is not empty, a quarter of the windows begins with it; all other
+    windows begin with ``text``.
     """
 
     text: tuple[SpecialToken, ...] = ()
@@ -40,14 +44,17 @@ class Beginnings:
         return windows // CHAT_SHARE if self.chat else 0
 
     def by_count(self, windows: int) -> list[tuple[int, list[int]]]:
-        """Return pairs of a number of windows and the token ids with which they begin."""
+        """Split ``windows`` by their first tokens; return pairs of a number of windows and the ids of their first
+        tokens.
+        """
         chats = self.chat_windows(windows)
         split = ((windows - chats, self.text), (chats, self.chat))
         return [(count, [token.id for token in tokens]) for count, tokens in split if count]
 
     def within(self, length: int) -> Beginnings:
-        """Return the first tokens for windows of ``length`` tokens: without ``chat`` if it takes half of a window or
-        more.
+        """Return the first tokens for windows of ``length`` tokens.
+
+        ``chat`` becomes empty if it would take half of a window or more.
 
         Raises
         ------

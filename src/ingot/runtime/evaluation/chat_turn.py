@@ -1,8 +1,8 @@
-"""The text that a chat template puts before a user's first message, rendered in a process with limits.
+"""Determine the text that a chat template puts before a user's first message.
 
 A template is a program in Jinja, written by the author of a model. Jinja's sandbox stops it from reaching Python, but
-not from running for hours or filling the memory; so it runs in a process of its own. Its names and settings are those
-of transformers (``transformers.utils.chat_template_utils``).
+not from running for hours or filling the memory; so it runs in a separate process with limits. The template gets the
+same variables and settings as in transformers (``transformers.utils.chat_template_utils``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def _main() -> None:
     _limit()
 
     class Generation(Extension):
-        """The statement around an assistant's answer, which transformers adds to Jinja: its contents."""
+        """A Jinja extension for the statement ``generation``, with which templates mark an assistant's answer.
+
+        transformers adds this statement to Jinja. Here it renders its contents unchanged.
+        """
 
         tags = {"generation"}  # noqa: RUF012  # the type in jinja2
 

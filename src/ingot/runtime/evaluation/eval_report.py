@@ -62,7 +62,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A term, the measured value (for a relative term divided by the reference's), and whether it meets the bound."""
+    """The result of a term: its text, the measured value, and whether the value meets the bound.
+
+    For a relative term, the measured value is divided by the value of the reference.
+    """
 
     term: str
     measured: float

@@ -33,7 +33,8 @@ class Drafted:
     passes : int
         Passes of the model over proposals, after the prompt.
     proposed, accepted : int
-        The number of tokens that the head proposed, and of those that the model would have chosen as well.
+        The number of tokens that the head proposed, and the number of proposed tokens that the model would have chosen
+        too.
     accepted_lengths : tuple of int
         The number of accepted tokens of each pass; each pass generates one token more.
     tokens_per_pass : float or None

@@ -55,7 +55,7 @@ class IngotLM(TemplateLM):  # type: ignore[misc, unused-ignore]
     Raises
     ------
     UsageError
-        ``lm-eval.path``, ``lm-eval.batch``.
+        ``lm-eval.path``: no path; ``lm-eval.batch``: ``batch_size`` is not ``auto`` or a number of at least 1.
     IngotError
         The errors of ``load_model``; ``model.tokenizer``.
     """

@@ -24,18 +24,18 @@ class RecordedLogits:
 
     @staticmethod
     def size(windows: int, predictions: int, vocabulary: int) -> int:
-        """Return the bytes of the logits for this number of windows."""
+        """Return the number of bytes of the logits of ``windows`` windows."""
         return windows * predictions * vocabulary * 4
 
     def write(self, first: int, logits: Any) -> None:
-        """Store the logits of consecutive windows, of which ``first`` is the index of the first."""
+        """Store the logits of consecutive windows; ``first`` is the index of the first window."""
         values = np.ascontiguousarray(logits.cpu().numpy(), np.float32)
         self._shape = values.shape[1:]
         self._file.seek(self.size(first, *self._shape))
         self._file.write(values.reshape(-1).view(np.uint8).data)
 
     def read(self, first: int, count: int) -> Any:
-        """Return the logits of ``count`` windows as a tensor."""
+        """Return the logits of ``count`` windows, from the window with the index ``first`` on, as a tensor."""
         values = np.empty((count, *self._shape), np.float32)
         self._file.seek(self.size(first, *self._shape))
         self._file.readinto(values.reshape(-1).view(np.uint8).data)

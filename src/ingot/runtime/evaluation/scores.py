@@ -21,7 +21,9 @@ _LOSS, _REFERENCE_LOSS, _KL, _SAME, _TOP, _ROUNDED, _COUNT = range(7)
 class Scores:
     """Sums over the tokens of each window.
 
-    ``spread`` keeps the KL of every token. ``rounded`` adds the KL of the effect of rounding inputs to int8.
+    ``compared`` states whether there is a reference. If ``spread`` is set, the KL of every token is stored. If
+    ``rounded`` is set, the KL between the model with exact inputs and the model with inputs rounded to int8 is summed
+    too.
     """
 
     compared: bool = False
@@ -32,7 +34,10 @@ class Scores:
     _kl: list[Array] = field(default_factory=list)
 
     def add(self, logits: Any, targets: Any, reference: Any | None, exact: Any | None = None) -> None:
-        """Add a window: its logits, f32 [tokens, vocabulary], the actual tokens, and the reference's logits or None.
+        """Add a window to the sums.
+
+        ``logits`` are f32 [tokens, vocabulary], and ``targets`` the actual tokens. ``reference`` has the logits of the
+        reference, None without a reference.
 
         If ``rounded`` is set, ``exact`` must contain the model's logits with inputs that are not rounded.
 

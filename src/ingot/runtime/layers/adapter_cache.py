@@ -51,7 +51,9 @@ class Product:
         return self._magnitude is not None
 
     def norm_factors(self, module: torch.nn.Module, dense_weight: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-        """Return DoRA's factor of each output: the magnitude over the norm of the changed weight; None for LoRA.
+        """Return DoRA's factor of each output: the magnitude divided by the norm of the changed weight.
+
+        Returns None for LoRA.
 
         The factors are computed again only if the weight of the layer may have changed.
         """
@@ -77,7 +79,8 @@ class WeightState:
     def read(cls, tensors: Iterable[torch.Tensor]) -> WeightState | None:
         """Return the state of ``tensors``, by which changes are detected.
 
-        None for inference tensors and tensors without memory, for which torch has no change counter.
+        Returns None if one of them is an inference tensor or is on device meta, because torch counts no changes of
+        these.
         """
         tensors = list(tensors)
         if any(tensor.is_inference() or tensor.is_meta for tensor in tensors):
@@ -96,9 +99,13 @@ class WeightState:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class CachedAdapter:
-    """The products of an adapter by parameter; None for a parameter that gets new values instead.
+    """The factors of an adapter in memory.
 
-    ``sizes`` has the number of values that the adapter stores for each parameter.
+    ``products`` maps the name of a parameter to the products that change the layer's output. The value is None if a
+    product cannot express the change, so that the parameter gets new values.
+
+    ``sizes`` has the number of values that the adapter stores for each parameter. ``stamps`` are the stamps of its
+    files.
     """
 
     stamps: FileStamps
@@ -108,7 +115,10 @@ class CachedAdapter:
 
 @dataclass(slots=True)
 class AdapterCache:
-    """The adapters that a model used, by location, and the merged parameters that they need."""
+    """The adapters that a model used, by location, and the merged parameters.
+
+    A merged parameter is a parameter of the model to which changes of adapters were added.
+    """
 
     shapes: Shapes = field(default_factory=dict)
     adapters: dict[str, CachedAdapter] = field(default_factory=dict)
@@ -126,7 +136,7 @@ class AdapterCache:
         return cached if cached is not None and cached.stamps == stamps else None
 
     def add(self, path: str, adapter: CachedAdapter) -> None:
-        """Store an adapter in the place of an earlier version of it."""
+        """Store an adapter; remove its earlier version, and the parameters merged with that version."""
         self.adapters[path] = adapter
         for key in [key for key in self.merged if any(name == path for name, _, _ in key[1])]:
             del self.merged[key]
@@ -147,7 +157,10 @@ def cache_of(model: torch.nn.Module) -> AdapterCache:
 
 
 def clear_adapter_cache(model: torch.nn.Module) -> None:
-    """Drop the factors of adapters that a model used and does not use now; the next use reads their files again."""
+    """Delete the cached factors of adapters that a model used; the next use of an adapter reads its files again.
+
+    Adapters in use stay active.
+    """
     _CACHES.pop(model, None)
 
 

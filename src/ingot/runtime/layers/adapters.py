@@ -1,7 +1,9 @@
-"""Adapters beside the layers of a loaded model: linear layers and embeddings add the product of the factors.
+"""Use adapters in a loaded model without changing its weights.
 
-Weights stay as they are, packed or not. Only tensors that a product beside the layer cannot change get new parameters:
-fused experts, saved modules, biases. The original parameters are kept and put back when the adapters are exchanged.
+Hooks add the product of an adapter's factors to the output of a linear layer or embedding.
+
+Weights stay as they are, packed or not. Only tensors whose change a hook cannot express get new parameters: fused
+experts, saved modules, biases. The original parameters are restored when the adapters are exchanged.
 
 Importing this module needs torch (``core.border.require`` names the extra).
 """
@@ -35,14 +37,14 @@ RULE = "adapter.model"
 
 @dataclass(slots=True)
 class _Active:
-    """The adapters of a model: their references, the hooks, and the parameters that new ones replaced."""
+    """The adapters that a model uses: their references, their hooks, and the original parameters that were replaced."""
 
     references: list[AdapterRef] = field(default_factory=list)
     hooks: list[Any] = field(default_factory=list)
     originals: list[tuple[torch.nn.Module, str, torch.nn.Parameter]] = field(default_factory=list)
 
     def remove(self) -> None:
-        """Restore the model."""
+        """Remove the hooks, and put the original parameters back."""
         for hook in self.hooks:
             hook.remove()
         for module, name, parameter in self.originals:
@@ -54,7 +56,7 @@ class _Active:
 
 @bordered
 def use_adapters(model: torch.nn.Module, adapters: Sequence[AnyPath | tuple[AnyPath, float] | AdapterRef]) -> None:
-    """Exchange the adapters of a loaded model; an empty sequence restores the base exactly.
+    """Replace the adapters of a loaded model; an empty sequence removes them and restores the base exactly.
 
     The factors of an adapter stay in memory after its first use in the model, until one of its files changes, the model
     is deleted, or ``clear_adapter_cache`` is called.
@@ -97,7 +99,9 @@ def adapters_of(model: torch.nn.Module) -> list[AdapterRef]:
 
 
 class _Exchange:
-    """The installation of adapters in a model. Files are opened only for what the model's cache lacks."""
+    """The installation of adapters in a model. The files of an adapter are opened only if the cache does not contain
+    it.
+    """
 
     def __init__(
         self, model: torch.nn.Module, references: Sequence[AdapterRef], active: _Active, stack: ExitStack
@@ -133,7 +137,7 @@ class _Exchange:
                 self._active.hooks.append(module.register_forward_hook(hook(module, name, weighted)))
 
     def _adapter(self, path: str) -> CachedAdapter:
-        """Return the products of an adapter, which are read if the cache lacks them."""
+        """Return the products of an adapter; read its files if the cache does not contain it."""
         stamps = file_stamps(path)
         adapter = self._cache.adapter(path, stamps)
         if adapter is None:
@@ -168,9 +172,9 @@ class _Exchange:
         name: str,
         members: Sequence[tuple[AdapterRef, CachedAdapter]],
     ) -> None:
-        """Put a parameter with merged values in the place of a parameter.
+        """Replace a parameter of ``module`` by one to which the changes of the adapters are added.
 
-        The parameter is cached if the adapters store as many values as it has.
+        The new parameter is cached if the adapters store at least as many values as it has.
         """
         original = module._parameters.get(parameter_name)
         if original is None or original.is_meta:

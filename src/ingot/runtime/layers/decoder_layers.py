@@ -34,9 +34,9 @@ class PreallocatedCache:
     """Memory for the keys and values of a cache layer, with room for more tokens.
 
     Keys and values are [sequences, heads, capacity, width]; the first ``used`` tokens are valid. The tensors of a cache
-    layer are views of these arrays. Valid tokens are never overwritten. If two cache layers share the memory, as copies
-    of a cache do, the first to append uses it. When the second layer appends, its tokens are already followed by other
-    tokens, so it copies its tokens to new memory.
+    layer are views of these arrays. Valid tokens are never overwritten. Two cache layers may share the memory, as
+    copies of a cache do. The layer that appends first continues in it. In the memory, the tokens of the second layer
+    are then followed by other tokens, so it copies them to new memory.
     """
 
     __slots__ = ("keys", "used", "values")
@@ -91,7 +91,7 @@ def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> 
 def layer_of(cache: Any, index: int) -> Any:
     """Return layer ``index`` of a cache of transformers' class ``DynamicCache``.
 
-    None for another cache, or if the layer does not exist yet.
+    Returns None if the cache is of another class, or if the layer does not exist yet.
     """
     if type(cache) is not DynamicCache or getattr(cache, "offloading", False) or index >= len(cache.layers):
         return None
@@ -180,8 +180,8 @@ def _blank(base: type) -> Any:
 class _NativeState:
     """The native form of a decoder layer, and the parts of the layer from which it was built.
 
-    ``layer`` is None if no native form can be built. Other code may replace a part of a model or its ``forward``, add
-    hooks, or set ``data``; ``is_current`` detects all of these.
+    ``layer`` computes the decoder layer in native code; None if that is not possible. Other code may replace a part of
+    a model or its ``forward``, add hooks, or set ``data``; ``is_current`` detects all of these.
     """
 
     __slots__ = (
@@ -231,9 +231,10 @@ class _NativeState:
         self.layer = _build(layer, self._linears, self._norms) if plain else None
 
     def is_current(self) -> bool:
-        """Return whether the state is unchanged.
+        """Return whether the decoder layer still has the parts from which the native form was built.
 
-        Every layer calls this for every token, after weights have filled the caches: most of it runs in C.
+        Every layer calls this for every token, when the processor's caches are full of weights, so most of it runs in
+        C.
         """
         return (
             [*map(id, chain.from_iterable(map(dict.values, self._tables)))] == self._ids
@@ -257,7 +258,9 @@ class InNativeCalls:
 
     _built: _NativeState | None = None
     listener: Callable[[torch.Tensor], object] | None = None
-    """Called with the input of each call. With a hook of torch or transformers the original forward would compute."""
+    """Called with the input of each call. It replaces hooks, because a layer with a hook would use the original
+    forward.
+    """
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {name: value for name, value in vars(self).items() if name not in ("_built", "listener")}
@@ -414,8 +417,8 @@ def _same_types(query: Any, key: Any, value: Any) -> bool:
 def _is_causal_tail(query: torch.Tensor, key: torch.Tensor, mask: Any) -> bool:
     """Return whether native attention supports a call.
 
-    There are few queries, they are the last tokens, each sees all keys up to its position, and heads have a suitable
-    width.
+    It supports at most ``MAX_SINGLE_QUERIES`` queries, which must be the last tokens. Each must see all keys up to its
+    position, and no later keys. The width of heads must be a multiple of 16, at most ``LARGEST_HEAD``.
     """
     queries, width = query.shape[2:]
     if (

@@ -91,10 +91,10 @@ _CARRIERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloa
 
 @contextmanager
 def rows_alone() -> Iterator[None]:
-    """Make packed layers on this thread compute up to 64 rows by the kernel for one row.
+    """Make packed layers on this thread compute up to 64 rows with the kernel for one row.
 
-    So a row has the same bits as alone. Without this context, another kernel computes more than a few rows, and adds in
-    another order.
+    Each row of a result then has the same bits as if it were computed alone. Without this context, more than a few rows
+    are computed by another kernel, which adds in another order.
     """
     _rows.alone = True
     try:
@@ -471,5 +471,7 @@ def _torch_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _bits(values: torch.Tensor) -> Any:
-    """Return an array over the same memory, f16 and bf16 as u16; faster than ``to_numpy``."""
+    """Return the values as an array over the same memory, without the checks of ``to_numpy``; f16 and bf16 become
+    u16.
+    """
     return values.numpy() if values.dtype == torch.float32 else values.view(torch.uint16).numpy()

@@ -52,12 +52,13 @@ def round_large_blocks(values: torch.Tensor) -> torch.Tensor:
 
 
 def use_arithmetic(model: torch.nn.Module, name: str, tensors: Mapping[str, Tensor], format: str) -> torch.nn.Module:
-    """Make a decoded f32 model compute as a program does, and return it.
+    """Make a decoded f32 model round inputs and results like the program ``name``; return the model.
 
     Raises
     ------
     UnsupportedError
-        ``model.arithmetic``: the program does not read this format, or a packed matrix is not that of a linear layer.
+        ``model.arithmetic``: the program does not read this format, or a packed matrix is not the weight of a linear
+        layer.
     """
     if name == LLAMA_CPP:
         if format != "gguf":
@@ -68,7 +69,7 @@ def use_arithmetic(model: torch.nn.Module, name: str, tensors: Mapping[str, Tens
 
 
 def _round_inputs(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Round the inputs of linear layers by the type of their weight."""
+    """Add hooks that round the inputs of linear layers as llama.cpp does for the type of the layer's weight."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     rounds = {id(parameters[name]): _input_rounding(tensor) for name, tensor in tensors.items() if name in parameters}
     handled = set()
@@ -94,7 +95,7 @@ def _hook(rounding: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., tup
 
 
 def _input_rounding(tensor: Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return how llama.cpp rounds the inputs of a matrix; None if it does not."""
+    """Return the function with which llama.cpp rounds inputs of a matrix; None if llama.cpp does not round them."""
     layout = layout_of(tensor)
     if isinstance(layout, GgmlBlocksLayout):
         return round_small_blocks if layout.type in _SMALL_BLOCKS else round_large_blocks
@@ -103,7 +104,10 @@ def _input_rounding(tensor: Tensor) -> Callable[[torch.Tensor], torch.Tensor] | 
 
 
 def _compute_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
-    """Return the type of the scales of most packed matrices; without such matrices, that of most dense matrices."""
+    """Return the type of the scales with which most elements of packed matrices are stored.
+
+    If there are no packed matrices, return the type of most elements of dense tensors.
+    """
     packed: Counter[str] = Counter()
     dense: Counter[str] = Counter()
     for tensor in tensors:

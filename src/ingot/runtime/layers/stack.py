@@ -135,9 +135,11 @@ class Stack:
         return out[0] if isinstance(out, tuple) else out
 
     def leave(self, hidden: Any, width: int, *, headless: bool = False) -> Any:
-        """Return the model's output for ``hidden``, the output of the last layer: [windows, length, width].
+        """Run the modules after the layers; return the model's output.
 
-        With ``headless`` the head returns its input unchanged, if the model can run so.
+        ``hidden`` is the output of the last layer: [windows, length, width].
+
+        If ``headless`` is set, the head is skipped and returns its input, provided that the model can run in this way.
         """
         zeros = hidden.new_zeros(*hidden.shape[:-1], width)
         return (self._headless if headless else self._through)(zeros, hidden).out
@@ -146,9 +148,9 @@ class Stack:
         return self._run(dict(zip(self.paths, self._layers, strict=True)), embedded, last)
 
     def _headless(self, embedded: Any, last: Any) -> _Run:
-        """Return the run of the model with a head that returns its input: the head may be as large as some layers.
+        """Run the model without its layers and its head, because the head may be as large as some layers.
 
-        If the model needs logits, it runs with the head.
+        If the model fails without logits, it runs again with the head.
         """
         head = self._model.get_output_embeddings()
         if head is None:
@@ -166,7 +168,10 @@ class Stack:
             _restore_forward(head, instance_forward)
 
     def _run(self, layers: Mapping[str, Any], embedded: Any, last: Any) -> _Run:
-        """Run the model without its layers; if ``last`` is given, the last layer returns it."""
+        """Run the model with functions in place of its layers; return the recorded arguments and the output.
+
+        Each function returns its input. If ``last`` is given, the function in place of the last layer returns ``last``.
+        """
         run = self._running = _Run()
         before: list[Any] = []
 
@@ -192,8 +197,8 @@ class Stack:
 class _Run:
     """The result of running a model without its layers.
 
-    ``entries`` are the recorded arguments of each layer in order, ``handed_on`` states whether the layers form a chain,
-    and ``out`` is the model's output.
+    ``entries`` are the recorded arguments of each layer in order. ``handed_on`` states whether the input of each layer
+    was the output of the layer before it. ``out`` is the model's output.
     """
 
     entries: list[tuple[str, Call, Any]] = field(default_factory=list)
@@ -210,9 +215,9 @@ def _restore_forward(module: Any, forward: Any) -> None:
 
 
 def _depends_on_embeddings(torch: Any, value: Any) -> bool:
-    """Return whether a value depends on the embeddings, or may do so later.
+    """Return whether an argument of a layer depends on the embeddings, or may depend on them later.
 
-    A dictionary that layers fill is an example.
+    A dictionary may depend on them later, because layers may store values in it.
     """
     if isinstance(value, dict):
         return True

@@ -18,14 +18,14 @@ class LoadReport:
     """The report of ``load_model``.
 
     ``format`` is the format of the files. ``tier`` and ``why`` name the stored variant that was chosen and the reason.
-    ``dtype`` is a canonical name. ``seconds`` count from the path to the complete model, without ``imports``: the
-    seconds to import the runtime and the architecture's module. ``mapped``, ``decoded`` and ``packed`` are the numbers
-    of bytes that stay in mapped files, were decoded into memory, and stay packed. ``streamed`` is the number of bytes
-    that every pass decodes; at most ``window`` of these bytes are in memory at a time. ``dispatch`` describes the stack
-    chosen from a ``.squizd`` file, the reason, and why earlier stacks were rejected; None for other formats.
+    ``dtype`` is a canonical name. ``seconds`` is the time of loading without imports. ``imports`` is the time to import
+    the runtime and the architecture's module. ``mapped``, ``decoded`` and ``packed`` are the numbers of bytes that stay
+    in mapped files, were decoded into memory, and stay packed. ``streamed`` is the number of bytes that every pass
+    decodes; at most ``window`` of these bytes are in memory at a time. ``dispatch`` describes the stack that was chosen
+    from a ``.squizd`` file, and why stacks before it were rejected. It is None for other formats.
 
     ``ram_before`` is the resident set of the process after the imports. ``ram_delta`` is its growth until the model was
-    complete, with touched pages of mapped files; ``memory_delta`` is the growth without those pages.
+    complete, including pages of mapped files that were read. ``memory_delta`` is the growth without these pages.
     """
 
     path: str
@@ -49,9 +49,9 @@ class LoadReport:
 
 
 class Meter:
-    """Measures the seconds and the memory of one load, from its construction on, without imports.
+    """Measures the seconds and the memory of one load, without imports. The measurement starts with the constructor.
 
-    An import also resets the memory to which growth is compared.
+    Growth of memory is measured from the end of the last import on.
     """
 
     def __init__(self) -> None:

@@ -79,9 +79,9 @@ def load_model(
     UnsupportedError
         ``model.architecture``: mlx_lm does not have the model type.
     ResourceError
-        ``ram.guard``: MLX copies the weights into its memory, except unread ones.
+        ``ram.guard``: the weights that MLX copies into its memory do not fit; unread weights are not counted.
     IngotError
-        The errors of ``ingot.open`` and ``Tensor.numpy``; or mlx or mlx-lm is not installed.
+        The errors of ``ingot.open`` and ``Tensor.numpy``; ``MissingExtraError``: mlx or mlx-lm is not installed.
 
     Examples
     --------
@@ -248,7 +248,10 @@ def _arrays(tensor: Tensor, repack: Repacked | None) -> dict[str, Any]:
 
 
 def packed_layout(tensor: Tensor) -> Repacked | None:
-    """Return the layout in which MLX can compute with a tensor's integers; None if no exact one exists."""
+    """Return the layout in which MLX can compute with a tensor's integers.
+
+    Returns None if no such layout represents the values of the tensor exactly.
+    """
     codec = tensor.decoder
     if not isinstance(codec, AffineCodec | WordsCodec) or tensor.dtype not in DTYPES or not tensor.size:
         return None

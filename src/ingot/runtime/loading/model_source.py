@@ -111,7 +111,9 @@ def resolve(
 
 
 def _from_mlx_folder(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint of a folder for mlx_lm with transformers' tensors; other checkpoints are unchanged."""
+    """Return a checkpoint for mlx_lm with the tensors that transformers expects; other checkpoints are returned
+    unchanged.
+    """
     if "mlx" not in (checkpoint.format, checkpoint.metadata.get("format")) or CONFIG not in checkpoint.companions:
         return checkpoint
     from ingot.translate.mlx_tensors import from_mlx

@@ -172,7 +172,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """Options of ``eval``: measurements in addition to perplexity, and limits that a model must keep."""
+    """Options of ``eval``: measurements in addition to perplexity, and limits that the figures must meet."""
 
     kl: bool = field(
         default=False,

@@ -65,7 +65,7 @@ class ModelOverrides:
 def load_model(options: LoadOptions) -> Any:
     """Return a model of transformers with the weights of a checkpoint, in evaluation mode.
 
-    ``adapters`` run beside the layers, which stay packed or as they are; ``ingot.hf.use_adapters`` exchanges them.
+    ``adapters`` add to the outputs of layers, whose weights do not change; ``ingot.hf.use_adapters`` replaces them.
 
     Weights stored in the requested dtype stay in the mapped file. Other weights are decoded once. Tied weights stay
     tied.
@@ -309,7 +309,8 @@ def _require_room(device: Any, max_ram: str | int | None, location: str, nbytes:
 def _packed(checkpoint: Checkpoint, keep_packed: bool | None, choice: Dispatch | None) -> set[str]:
     """Return the names of the tensors that stay packed.
 
-    ``keep_packed`` requests all or none. Otherwise these are the weights that the chosen stack multiplies by packed.
+    If ``keep_packed`` is true, these are all tensors that can stay packed; if it is false, none. If it is None, these
+    are the tensors that the chosen stack multiplies by in packed form.
     """
     if keep_packed is not None:
         return packable(checkpoint) if keep_packed else set()
@@ -318,7 +319,10 @@ def _packed(checkpoint: Checkpoint, keep_packed: bool | None, choice: Dispatch |
 
 
 def _use_int8(model: Any, device: Any, location: str) -> None:
-    """Make packed linear layers multiply inputs of 8 bits. Raises if the model has no such layer."""
+    """Make packed linear layers multiply inputs that are rounded to 8 bits.
+
+    Raises ``UnsupportedError`` ``model.compute`` if the device is not the CPU or the model has no such layers.
+    """
     if device.type != "cpu":
         raise UnsupportedError(
             f"expected a CPU to compute in int8 on, found {device}", rule="model.compute", where=location

@@ -45,7 +45,8 @@ def read_config(folder: Store, tensors: int, format: str = "") -> Any:
     tensors : int
         Number of tensors in the checkpoint, which bounds the number of layers.
     format : str
-        Format of the checkpoint. Ingot decodes formats that declare their packing in config.json.
+        Format of the checkpoint. If the format declares its packing in config.json, Ingot decodes it, and the
+        declaration is not refused.
 
     Raises
     ------

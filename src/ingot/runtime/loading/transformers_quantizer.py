@@ -80,7 +80,8 @@ class IngotConfig(QuantizationConfigMixin):  # type: ignore[misc, unused-ignore]
     Parameters
     ----------
     keep_packed : bool, optional
-        Compute from the packed weights (the default), or decode them. For a ``.squizd`` file the default is its stack.
+        Whether to compute from the packed weights, or to decode them; by default true. For a ``.squizd`` file, the
+        stack that runs it decides by default.
     strict : bool
         Refuse tensors for which the architecture has no parameter.
     verify : bool

@@ -82,7 +82,10 @@ class Stream:
 
     @property
     def window(self) -> int:
-        """The peak number of bytes of decoded weights: of two consecutive units, where the first follows the last."""
+        """The peak number of bytes of decoded weights: the largest sum over two consecutive units.
+
+        The first unit follows the last unit, because the next pass begins with it.
+        """
         sizes = [unit.nbytes for unit in self._units]
         return max(map(sum, zip(sizes, sizes[1:] + sizes[:1], strict=True))) if len(sizes) > 1 else sum(sizes)
 
@@ -132,8 +135,8 @@ class Stream:
             self._next = following, self._reader.submit(self._load, following)
 
     def _take(self, index: int) -> dict[int, Any]:
-        """Return the parameters of the unit at ``index``: prefetched ones if they are of this unit, else newly
-        decoded.
+        """Return the parameters of the unit at ``index``; decode them unless the thread has decoded this unit
+        already.
         """
         if self._next is not None:
             ahead, future = self._next

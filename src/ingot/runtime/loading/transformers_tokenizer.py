@@ -33,7 +33,9 @@ _PROBE = (
 
 
 def load_tokenizer(path: AnyPath, *, add_bos_token: bool | None = None) -> Any:
-    """Return the tokenizer of a model: of the folder ``path``, of the folder of a file, or in the file itself.
+    """Return the tokenizer of a model.
+
+    It is in the folder ``path``, in the folder of the file ``path``, or in the metadata of that file.
 
     Errors and options are documented at ``tokenizer_in``.
     """
@@ -107,7 +109,7 @@ def has_tokenizer(folder: Store) -> bool:
 def _states_bos(folder: Store) -> bool:
     """Return whether the folder's files declare that texts begin with BOS.
 
-    The post-processor of tokenizer.json, which transformers applies itself, is not considered.
+    The post-processor of tokenizer.json is ignored, because transformers applies it.
     """
     settings = read_json(folder, _SETTINGS, "model.tokenizer", "model.tokenizer") if folder.exists(_SETTINGS) else {}
     declared = settings.get("add_bos_token")
@@ -118,7 +120,10 @@ def _states_bos(folder: Store) -> bool:
 
 
 def _with_bos(tokenizer: Any, tokenizer_cls: Any, folder: Store) -> tuple[Any, dict[str, bool]]:
-    """Return a tokenizer that adds BOS, and the options it is built with; they are empty if it adds BOS already."""
+    """Return a tokenizer that adds BOS, and the options with which it was built.
+
+    If ``tokenizer`` adds BOS already or has no BOS, it is returned unchanged with empty options.
+    """
     surrounding = surrounding_tokens(tokenizer)
     if surrounding.before or tokenizer.bos_token is None:
         return tokenizer, {}
@@ -129,7 +134,7 @@ def _with_bos(tokenizer: Any, tokenizer_cls: Any, folder: Store) -> tuple[Any, d
 def same_tokens(first: Any, second: Any) -> bool:
     """Return whether two tokenizers agree on the tokens of a probe text, with and without special tokens.
 
-    They do not if one of them fails on the text.
+    Returns false if one of them raises an error for the text.
     """
     try:
         return all(
@@ -149,7 +154,7 @@ def _from_pretrained(tokenizer_cls: Any, folder: Store, options: Mapping[str, An
 def _chosen_by_transformers(folder: Store, options: Mapping[str, Any]) -> Any:
     """Return the tokenizer that transformers' own loader builds for the folder.
 
-    None if its class is the plain ``PreTrainedTokenizerFast``, or if building fails.
+    Returns None if its class is the plain ``PreTrainedTokenizerFast``, or if it cannot be built.
     """
     transformers = require("transformers", EXTRA)
     try:

@@ -67,7 +67,7 @@ class Weight:
         return self.tensor.shape
 
     def __getitem__(self, key: Any) -> Weight:
-        """Return this object for ``[...]``. ``to`` decodes, because it receives the dtype."""
+        """Return this object, because transformers calls ``[...]`` before it calls ``to``, which decodes."""
         return self
 
     def to(self, device: Any = None, dtype: Any = None) -> Any:

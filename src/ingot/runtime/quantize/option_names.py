@@ -17,9 +17,9 @@ _COMMANDS = (("convert", ConvertOptions), ("calibrate", CalibrateOptions))
 
 
 def with_commands(message: str, options: type = QuantizeOptions) -> str:
-    """Return a message that states, for each option that ``options`` lacks, the command that has it.
+    """Return ``message`` with a remark: the command for each option in it that ``options`` lacks.
 
-    An option inside a command in backticks belongs to that command.
+    An option inside a command in backticks gets no remark, because it belongs to that command.
     """
     local = _names(options)
     names = [name for name in dict.fromkeys(_OPTION.findall(_COMMAND.sub("", message))) if name not in local]

@@ -13,7 +13,7 @@ from ingot.reporting.reportable import Reportable
 
 @dataclass(frozen=True, slots=True)
 class StoredType:
-    """The tensors of a result that are stored alike: their number, bytes, and share of all bytes."""
+    """The tensors of a result that are stored in the same way: their number, bytes, and share of all bytes."""
 
     stored: str
     rules: Texts

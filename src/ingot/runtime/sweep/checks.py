@@ -25,8 +25,8 @@ def check_options(options: SweepOptions) -> tuple[Mapping[str, Recipe], Mapping[
     ------
     UsageError
         ``open.missing`` and the errors of ``find``; ``quantize.model``; ``runtime.unknown``; ``recipe.unknown``;
-        ``sweep.presets``, ``sweep.texts``: none, or one of them twice; ``sweep.page``; ``store.missing``;
-        ``target.no-parent``, ``target.exists``.
+        ``sweep.presets``: no preset, or a preset twice; ``sweep.texts``: no text, or a text twice; ``sweep.page``;
+        ``store.missing``; ``target.no-parent``, ``target.exists``.
     """
     model = Location.parse(options.model)
     _, name = find(model)
@@ -51,9 +51,9 @@ def _as_sequence(values: Any) -> Sequence[Any]:
 
 
 def _texts(values: Sequence[AnyPath]) -> Mapping[str, Location]:
-    """Return the texts by label: a file's name without suffix, or its full location if names are equal.
+    """Return the texts by label: a file's name without suffix, or its full location if two names are equal.
 
-    Text with commas is a list of files, unless a file has this name.
+    A value with commas is a list of files, unless a file has this name.
     """
     locations = list(chain.from_iterable(map(_files, values)))
     stems = [location.name.rpartition(".")[0] or location.name for location in locations]

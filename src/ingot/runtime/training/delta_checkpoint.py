@@ -24,14 +24,15 @@ class DeltaCheckpoint(TrainerCallback):
     folder : path-like
         The folder of the steps; it is created.
     every : int
-        Save after each step whose number is a multiple of this.
+        Save after each step whose number is a multiple of ``every``.
     full_every : int
         The number of saves from one full file to the next.
     against : "step" or "base"
-        The step to which deltas refer: the one saved before, of which a copy stays in main memory, or the last full
-        one, which is read from its file. To restore a step, all deltas since the full file are read, or one.
+        The step to which a delta refers. For ``step``, it is the step saved before; a copy of its weights stays in main
+        memory. Restoring then reads all deltas since the last full file. For ``base``, it is the step of the last full
+        file, which is read from disk for each save. Restoring then reads one delta.
     overwrite : bool
-        Whether a run may remove steps of the folder that are later than the step at which the run starts.
+        Whether a run may remove saved steps that are later than the step at which the run starts.
 
     Raises
     ------
@@ -108,7 +109,10 @@ class DeltaCheckpoint(TrainerCallback):
         self._base = None
 
     def _require_room(self, step: int) -> None:
-        """Remove the steps from ``step`` on; raise an error for later steps unless they may be removed."""
+        """Remove the saved steps from ``step`` on.
+
+        Raises ``UsageError`` ``steps.folder`` if there are later steps and ``overwrite`` is false.
+        """
         files = self._steps.files()
         later = [number for number in files if number > step]
         if later and not self._overwrite:

@@ -73,7 +73,8 @@ class StepFolder:
         return sorted(complete)
 
     def chain(self, step: int) -> list[StepFile]:
-        """Return the files of a step: a full one, then deltas in their order.
+        """Return the files from which a step is restored: a full file, then deltas in the order in which they are
+        applied.
 
         Raises ``UsageError`` ``steps.folder``: the folder has no such step, or a file of its chain is missing.
         """
@@ -115,7 +116,7 @@ class StepFolder:
         return {**state, **{name: state[source] for name, source in shared.items() if source in state}}
 
     def save_full(self, step: int, state: State, shared: Mapping[str, str]) -> Path:
-        """Save all tensors of a step. ``shared`` has names that share the tensor of another name."""
+        """Save all tensors of a step. ``shared`` maps a name to another name whose tensor it shares."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step-{step:08}.safetensors"
         save(path, state, {_SHARED: json.dumps(dict(shared))} if shared else None)
@@ -132,7 +133,9 @@ class StepFolder:
         return path
 
     def remove_from(self, step: int) -> None:
-        """Remove the steps from ``step`` on, the last first, so that remaining chains are complete at any moment."""
+        """Remove the steps from ``step`` on, the last step first, so that all remaining steps can be restored at any
+        moment.
+        """
         paths = [path for path in self.folder.iterdir() if (name := _step_of(path.name)) is not None and name >= step]
         for path in sorted(paths, reverse=True):
             path.unlink()
@@ -162,9 +165,9 @@ def _is_complete(item: StepFile) -> bool:
 
 
 def copy_state(state: Mapping[str, Any], into: State | None = None) -> tuple[State, dict[str, str]]:
-    """Return copies of the tensors in main memory, and the names that share the tensor of another name.
+    """Return copies of the tensors in main memory, and a map from a name to another name whose tensor it shares.
 
-    Tensors of ``into`` with the same shape and type are written to instead of new ones.
+    If ``into`` has a tensor with the name, shape and type, the values are copied into it; otherwise into a new tensor.
     """
     copies: State = {}
     shared: dict[str, str] = {}
