@@ -1,4 +1,4 @@
-"""Assumptions of the user that replace values in the chips' data files: ``KEY=VALUE``."""
+"""Parse assumptions of the user (``KEY=VALUE``), which replace values in the chips' data files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class _Condition:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Assumed cells and outcomes by chip (None: all chips), and assumed conditions of tensors by name pattern."""
+    """Assumed cells and outcomes of chips, and assumed conditions of tensors.
+
+    ``cells`` are tuples of a chip's name (None for all chips), a key and a value. ``of_tensors`` are conditions with
+    patterns of tensor names.
+    """
 
     cells: tuple[tuple[str | None, str, Any], ...] = ()
     of_tensors: tuple[_Condition, ...] = ()
@@ -37,7 +41,9 @@ class Assumptions:
         return chip
 
     def conditions(self, name: str) -> Conditions:
-        """Return the assumed conditions of the tensor ``name``; of several values for a condition, the last applies."""
+        """Return the conditions of the tensor ``name``; if a condition has several assumed values, the last one
+        applies.
+        """
         result = ORDINARY
         for item in self.of_tensors:
             if item.hits is None or item.hits(name):

@@ -1,4 +1,4 @@
-"""Kernel units: a tensor packed for a Neural Engine in groups of output channels, and the content of its file."""
+"""Pack tensors for a Neural Engine into kernel units, and describe the contents of kernel units."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ class KernelReport(Reportable):
 def pack_kernel(options: KernelOptions) -> KernelReport:
     """Pack a tensor of a checkpoint into a kernel unit at ``out``; a weight that folds is packed as dense fp16.
 
-    ``name`` is the tensor, ``bias`` another tensor with a value per channel. ``activation`` is a table, or the name of
-    a function whose table is fitted as by ``ingot lut``, with knots in ``domain`` and ``outside`` beyond them.
+    ``name`` is the name of the tensor, and ``bias`` that of a tensor with one value per channel. ``activation`` is a
+    table, or the name of a function, for which a table is fitted as by ``ingot lut``. ``domain`` and ``outside`` are
+    then options of the fit.
 
     Raises
     ------
@@ -110,7 +111,9 @@ class ModelReport(Reportable):
     refused: Mapping[str, str]
 
     def report(self) -> Report:
-        """Return the units; as text the number of units of each format, and the refused kernels."""
+        """Return a report with all units; its text has only the number of units of each format, and the refused
+        kernels.
+        """
         counts = Counter((item.form, item.decision.outcome) for item in self.kernels)
         columns = (Column("", head="packed as"), Column("", head="which"), Column("", "count", "kernels"))
         figures = [
@@ -248,7 +251,7 @@ class UnitReport(Reportable):
 
     ``tiles`` are padded sizes of the weight tiles. ``word`` is the value of the KernelCfg register. ``streams`` are the
     coefficient streams that the unit's sections need, with their registers (table 25.4). ``slots`` are the purposes of
-    the ten words of -1 in a record, as B25 names them.
+    the ten words of a record that are -1, as B25 names them.
     """
 
     path: str
@@ -270,7 +273,7 @@ class UnitReport(Reportable):
     records: Sequence[Sequence[int]]
 
     def report(self, *, records: bool = True) -> Report:
-        """Return all figures and the sections; as text the records only if ``records``."""
+        """Return a report with all figures and sections; its text has the records only if ``records`` is set."""
         live = [size for size in self.tiles if size]
         figures = [
             *figures_of(self),

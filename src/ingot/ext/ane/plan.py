@@ -1,4 +1,4 @@
-"""Plan: how a Neural Engine treats every weight of a checkpoint, from headers alone."""
+"""Plan how a Neural Engine treats every weight of a checkpoint; only headers are read."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class WeightPlan:
     """The plan of a weight on a chip.
 
     ``use`` is ``kernel`` (a matrix or convolution), ``gather`` (an embedding, which is looked up and not multiplied),
-    ``vector`` (norms and biases, which are stored with kernels) or ``other`` (no weight). Only kernels have the fields
-    after ``form``. ``moved`` is the number of bytes per dispatch, ``tables`` the number of bytes of the codebooks.
-    ``tables_fit`` is whether the tables are within the chip's budget (None: the budget is not published). ``time`` is
-    in milliseconds. ``word`` is the value of the KernelCfg register for the moved weight, ``streams`` the additional
-    coefficient streams. ``winograd`` is the reason why a convolution does not use Winograd, or empty.
+    ``vector`` (norms and biases, which are stored with kernels) or ``other`` (no weight). The fields after ``form`` are
+    set only for kernels. ``moved`` is the number of bytes that move per dispatch, and ``tables`` the number of bytes of
+    the codebooks. ``tables_fit`` states whether the tables fit into the chip's budget; None if the budget is not
+    published. ``time`` is in milliseconds. ``word`` is the value of the KernelCfg register for the moved weight, and
+    ``streams`` the names of additional coefficient streams. ``winograd`` is the reason why a convolution cannot use
+    Winograd; empty if it can, None for other weights.
     """
 
     name: str
@@ -68,7 +69,11 @@ class WeightPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChipPlan:
-    """The plan of all weights on a chip, and the decisions of the chip for all storage forms."""
+    """The plan of all weights on a chip, and the decisions of the chip for all candidate storage forms.
+
+    ``unknown`` are cells of the chip that are not published. ``contradictions`` are the contradictions of sources on
+    which decisions depend.
+    """
 
     chip: str
     target: str
@@ -115,8 +120,9 @@ class ChipPlan:
 class ChipSum:
     """The totals of all kernels on a chip.
 
-    They are the numbers of kernels by outcome, the numbers of bytes stored, moved per pass and as dense fp16, and the
-    milliseconds of a pass if a bandwidth is published.
+    ``outcomes`` has the number of kernels by outcome. ``stored``, ``moved`` and ``dense`` are the numbers of bytes in
+    the file, moved per pass, and as dense fp16. ``milliseconds`` is the time of a pass; None if no bandwidth is
+    published.
     """
 
     chip: str
@@ -180,8 +186,9 @@ def plan(options: PlanOptions) -> Plan:
     """Return how chips treat every weight; this reads headers, no weights.
 
     ``chip`` is ``"m1"``, ``"m1,m4"`` or ``["a17-pro"]``; ``ingot.ext.ane.chips.chips.chip_names`` lists them. Each text
-    of ``assume`` replaces a value of the data files. ``bandwidth=60`` replaces a cell and ``int8=streams`` an outcome,
-    for one chip as ``m5.int8=streams``. ``stride=2`` replaces a condition, for some tensors as ``*conv1*:stride=2``.
+    of ``assume`` replaces a value of the data files. ``bandwidth=60`` replaces a cell, ``int8=streams`` an outcome, and
+    ``stride=2`` a condition of layers. ``m5.int8=streams`` applies to one chip only, and ``*conv1*:stride=2`` only to
+    tensors whose names match the pattern.
 
     Raises
     ------
@@ -254,7 +261,10 @@ def _on_chip(checkpoint: Checkpoint, chip: Chip, assumptions: Assumptions) -> Ch
 
 
 def plan_tensor(tensor: Tensor, chip: Chip, conditions: Conditions, decisions: dict[str, Decision]) -> WeightPlan:
-    """Return the plan of a tensor on a chip; ``decisions`` are ``outcomes`` of the chip under these conditions."""
+    """Return the plan of a tensor on a chip.
+
+    ``decisions`` is the result of ``candidates.outcomes`` for the chip and these conditions.
+    """
     storage_form = form_of_tensor(tensor)
     use = use_of(tensor, storage_form)
     if use != KERNEL:

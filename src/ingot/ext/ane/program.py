@@ -19,8 +19,8 @@ class TaskReport:
     """A task: its registers by name, and its kernel if it can be decoded.
 
     ``shape`` is [output channels, input channels, height, width]. ``dtype`` and ``values`` (minimum, maximum, number of
-    distinct values) describe the stored weights. ``table`` has the 43 entries of an activation table. ``note`` is the
-    reason if the kernel cannot be decoded.
+    distinct values) describe the stored weights. ``table`` has the 43 entries of an activation table. If the kernel
+    cannot be decoded, ``note`` is the reason, else empty.
     """
 
     offset: int

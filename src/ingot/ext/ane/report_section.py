@@ -20,7 +20,7 @@ class ChipSection:
     heads: Mapping[str, str] = CHIP_SUM_HEADS
 
     def rows(self, checkpoint: Checkpoint, options: ReportOptions) -> Sequence[ChipSum]:
-        """Return a line per chip; none without ``--chip``. Raises the errors of ``ingot.plan``."""
+        """Return a row per chip; empty if ``--chip`` was not given. Raises the errors of ``ingot.plan``."""
         if options.chip is None:
             return ()
         chips = load_chips(options.chip)

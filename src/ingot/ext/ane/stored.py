@@ -1,4 +1,4 @@
-"""The stored codes of a tensor as the weight of a kernel unit: unchanged if the form streams, else as fp16."""
+"""Convert a tensor to the weight of a kernel unit: with its stored codes if they stream, otherwise as fp16."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from ingot.model.tensor import Array, Tensor
 
 
 def dense(tensor: Tensor) -> KernelWeight:
-    """Return a weight as fp16. Raises ``ane.layout`` for values outside its range."""
+    """Return a weight as fp16. Raises ``UsageError`` ``ane.layout`` for values that fp16 cannot represent as finite
+    numbers.
+    """
     return KernelWeight(tensor.shape, _finite(tensor.numpy("f16"), tensor.name), 16)
 
 
@@ -31,7 +33,10 @@ def _finite(values: Array, location: str) -> Array:
 
 
 def halves(tensor: Tensor, name: str, channels: int) -> Array:
-    """Return a bias as fp16, [channels]. Raises ``ane.layout`` for another shape, or values outside the range."""
+    """Return a bias as fp16, [channels].
+
+    Raises ``UsageError`` ``ane.layout`` if it has another shape, or values outside the range of fp16.
+    """
     if tensor.shape != (channels,):
         raise UsageError(f"expected a bias of [{channels}], found {list(tensor.shape)}", rule="ane.layout", where=name)
     return _finite(tensor.numpy("f16"), name)
@@ -70,8 +75,8 @@ def _bytes(tensor: Tensor, role: str) -> Array:
 def _integers(tensor: Tensor, storage_form: StorageForm, mask: Array | None) -> KernelWeight:
     """Return int8 values with their scales, and zero points if the codes exceed the range of int8.
 
-    The codes are computed from the decoded values, for any packing: each value is the scale times an integer of at most
-    nine bits, so the rounded quotient is that integer.
+    The codes are computed from decoded values, so the packing does not matter. Each value is the scale times an integer
+    of at most nine bits, so the rounded quotient is that integer.
     """
     shape = tensor.shape
     channels = tensor.shape[0]
@@ -105,7 +110,9 @@ def _integers(tensor: Tensor, storage_form: StorageForm, mask: Array | None) -> 
 
 
 def _factors(scale: Array, location: str) -> Array:
-    """Return ``scale`` as float16 if float16 holds it exactly, else as float32: a unit can store either (B25)."""
+    """Return ``scale`` as float16 if float16 represents it exactly, else as float32; a unit can store both types
+    (B25).
+    """
     halves = _rounded(scale)
     return halves if np.array_equal(halves.astype(np.float32), scale) else _finite(scale.astype(np.float32), location)
 
@@ -116,9 +123,9 @@ def _rounded(values: Array) -> Array:
 
 
 def _widened(weight: KernelWeight, bits: int | None) -> KernelWeight:
-    """Return a palette with indices of ``bits`` and codebooks padded with zeros, as some chips store palettes.
+    """Return a palette with indices of ``bits``; its codebooks are padded with zeros to 2**bits entries.
 
-    A weight without codebooks, or ``bits`` None, is returned unchanged.
+    If the weight has no codebooks, or if ``bits`` is None, it is returned unchanged.
     """
     if bits is None or weight.codebooks is None:
         return weight
@@ -127,7 +134,7 @@ def _widened(weight: KernelWeight, bits: int | None) -> KernelWeight:
 
 
 def identity(weight: KernelWeight) -> KernelWeight:
-    """Return a diagonal matrix as an identity with a factor per channel; any other weight unchanged."""
+    """Return a diagonal matrix as an identity with a scale per channel; return any other weight unchanged."""
     channels = weight.shape[0]
     if weight.values.dtype != np.float16 or weight.mask is not None or channels * channels != weight.values.size:
         return weight

@@ -1,4 +1,4 @@
-"""Suggest the fastest storage form of every weight on chips, within an error limit, as a recipe for ``convert``."""
+"""Suggest a recipe for ``convert`` that gives every weight its fastest storage form within an error limit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A recipe file and its expected effect. Bytes moved are those on the first chip."""
+    """A recipe file and its expected effect. Moved bytes are computed for the first chip."""
 
     path: str
     recipe: str
@@ -101,13 +101,14 @@ class Suggestion:
 
 @takes(SuggestOptions, "suggest")
 def suggest(options: SuggestOptions) -> Suggestion:
-    """Write the recipe with the least predicted time on the chips and no weight's error above ``max_error``.
+    """Write the recipe with the least predicted time on the chips whose error is at most ``max_error`` for every
+    weight.
 
     For each kernel, candidates are tried from the fastest to the slowest. Each is encoded on a sample of the weight
     (all of it up to about a million elements), decoded and compared. The error is the RMS of the difference over the
-    RMS of the weight. With several chips, a candidate must stream on all of them, and their times are added. Bytes
-    replace time if no bandwidth is published. For a Core ML package, only forms that its program supports are tried. A
-    file at ``recipe`` is replaced only with ``overwrite``.
+    RMS of the weight. With several chips, a candidate must stream on all of them, and their times are added. If no
+    bandwidth is published, moved bytes are compared instead of time. For a Core ML package, only forms that its program
+    supports are tried. A file at ``recipe`` is replaced only with ``overwrite``.
 
     Raises
     ------
@@ -141,8 +142,9 @@ def suggest(options: SuggestOptions) -> Suggestion:
 
 
 def _program(checkpoint: Checkpoint) -> Format | None:
-    """Return the format of the checkpoint's own program, which checks whether it can take a form; None without a
-    program.
+    """Return the format of the program in the checkpoint, such as a Core ML package; None without a program.
+
+    The format checks whether the program supports a storage form.
     """
     if checkpoint.attachments.program is None:
         return None
@@ -187,7 +189,7 @@ def _candidate_form(
 ) -> StorageForm | None:
     """Return the storage form of a weight that ``codec`` with ``options`` encodes.
 
-    None if the codec refuses the tensor, or if the program cannot take the result.
+    Returns None if the codec refuses the tensor, or if the program does not support the result.
     """
     if codec not in CODECS:
         return None
@@ -205,7 +207,9 @@ def _candidate_form(
 
 
 def _nonzero_share(tensor: Tensor) -> float:
-    """Return the share of elements that have a nonzero bit; -0 counts, because a mask that drops zeros keeps -0."""
+    """Return the share of elements that are not +0, in a sample; -0 counts, because a mask that drops zeros keeps
+    -0.
+    """
     sample = sample_of(tensor)
     bits = sample.view(f"u{sample.itemsize}")
     return float(np.count_nonzero(bits) / bits.size) if bits.size else 1.0

@@ -1,4 +1,6 @@
-"""EAGLE-3 draft heads that run: a small decoder layer over the inputs of three layers of the target.
+"""Run EAGLE-3 draft heads, which propose tokens for a larger model, the target.
+
+A head has few decoder layers. Its features are the inputs of three layers of the target.
 
 The computation is that of the published code (``SafeAILab/EAGLE``, ``model/cnets.py``) and of vLLM's
 ``llama_eagle3.py``; ``spec/attachments.md`` has it in formulas.
@@ -26,7 +28,7 @@ _Values = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """Settings of a draft head that its tensors do not show.
+    """Settings of a draft head that cannot be derived from its tensors.
 
     Parameters
     ----------
@@ -36,7 +38,7 @@ class HeadConfig:
     residual_after_norm : bool
         Whether the residual is taken after ``hidden_norm`` (vLLM's ``norm_before_residual``).
     features : three ints
-        The target's layers whose inputs are the features, from 0.
+        Indices of the target's layers whose inputs are the features; the first layer is 0.
     rotary : LlamaConfig
         A config of transformers with the rotary embedding.
     activation : callable
@@ -51,13 +53,13 @@ class HeadConfig:
 
 
 def head_config(shape: DraftShape, target: Any, head_values: Mapping[str, Any]) -> HeadConfig:
-    """Return the settings of a head from its ``config.json``, else from its target.
+    """Return the settings of a head from its ``config.json``; if there is none, from the config of its target.
 
     Parameters
     ----------
     shape : DraftShape
     target : config of transformers
-        The config of the model that it drafts for.
+        The config of the model for which the head proposes tokens.
     head_values : mapping
         The head's ``config.json``; empty if there is none.
 
@@ -107,9 +109,10 @@ def head_config(shape: DraftShape, target: Any, head_values: Mapping[str, Any]) 
 
 
 def _features(feature_layers: Any, layers: int) -> tuple[int, ...]:
-    """Return the target's layers whose inputs are the features of a draft head, from 0.
+    """Return the indices of the target's layers whose inputs are the features of a draft head.
 
-    ``feature_layers`` names three; otherwise they are 2, the middle, and the last but two.
+    They are ``feature_layers`` if it is a list of three. By default they are 2, half the number of layers, and the
+    number of layers minus 3.
     """
     chosen = tuple(feature_layers) if isinstance(feature_layers, list | tuple) else (2, layers // 2, layers - 3)
     if len(chosen) != 3 or any(type(layer) is not int for layer in chosen):
@@ -118,7 +121,7 @@ def _features(feature_layers: Any, layers: int) -> tuple[int, ...]:
 
 
 class DraftHead:
-    """A draft head with its target. It proposes tokens greedily, one after another.
+    """A draft head for a target model. It proposes the likeliest token, then the likeliest token after it, and so on.
 
     Parameters
     ----------
@@ -132,7 +135,7 @@ class DraftHead:
     Raises
     ------
     FormatError
-        Errors of ``check_draft`` and ``head_config``; ``draft.target``: the sizes belong to another target.
+        Errors of ``check_draft`` and ``head_config``; ``draft.target``: the sizes do not fit the target.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], model: Any, head_values: Mapping[str, Any] | None = None) -> None:
@@ -160,13 +163,15 @@ class DraftHead:
         self._hidden: torch.Tensor | None = None
 
     def extend(self, features: torch.Tensor, ids: Sequence[int]) -> None:
-        """Append n positions: their features [1, n, 3 t] from the target, and the token that follows each."""
+        """Append n positions: their features from the target, [1, n, 3 * target width], and the token after each
+        position.
+        """
         hidden = self._linear("fc", features)
         self._hidden = self._run(self._tokens(ids, features.device), hidden)[:, -1:]
         self.length += len(ids)
 
     def propose(self, count: int) -> list[int]:
-        """Return the ``count`` likeliest tokens, each after the tokens before it."""
+        """Return ``count`` tokens; each is the likeliest token after the tokens before it."""
         assert self._hidden is not None
         proposed: list[int] = []
         hidden = self._hidden
@@ -184,7 +189,9 @@ class DraftHead:
         return proposed
 
     def _forget(self, count: int) -> None:
-        """Remove the ``count`` newest positions; their features were the head's own, not the target's."""
+        """Remove the ``count`` latest positions, because their features were computed by the head and not by the
+        target.
+        """
         self.length -= count
         for layer in self._layers:
             layer.crop(self.length)

@@ -18,9 +18,9 @@ from ingot.ext.serving.kv_layer import TYPES, VIEW, View
 from ingot.runtime.loading.kv_options import OBSERVED
 
 NAME: Final = "ingot_kv"
-"""The value of ``config._attn_implementation``; masks are those of torch's attention."""
+"""The value of ``config._attn_implementation``. The masks are the same as for torch's attention."""
 POOLED = 7
-"""Size of the max pooling over the votes of neighbouring tokens (SnapKV)."""
+"""Number of neighbouring tokens among which the largest vote is taken (SnapKV)."""
 
 _SCORES = 1 << 23  # maximum number of scores at a time: 32 MiB
 _PLAIN = frozenset(("dropout", "is_causal", "sliding_window", "position_ids", "use_cache", "cache_position"))
@@ -37,8 +37,8 @@ def attend(
 ) -> tuple[Any, None]:
     """Return the attention output [sequences, tokens, heads, width], and None instead of attention weights.
 
-    Packed keys and values are multiplied directly if their layout and the arguments allow it, else decoded. All other
-    calls use torch's attention.
+    Kernels multiply packed keys and values if they support the call. Otherwise these are decoded, and torch's attention
+    is used.
     """
     view = _view_of(key, value)
     if view is None:
@@ -57,7 +57,7 @@ def attend(
 def _view_of(key: Any, value: Any) -> View | None:
     """Return the view to which both ``key`` and ``value`` belong.
 
-    None if another type of cache layer created them, or if they are copies.
+    Returns None if another type of cache layer created them, or if they are copies.
     """
     view = getattr(key, VIEW, None)
     return view if isinstance(view, View) and getattr(value, VIEW, None) is view else None
@@ -70,9 +70,7 @@ def _dense(module: Any, query: Any, states: Any, mask: Any, scaling: float | Non
 
 
 def covers(view: View, query: Any, options: dict[str, Any]) -> bool:
-    """Return whether the kernels support an attention call on ``view``; ``options`` are the call's further
-    arguments.
-    """
+    """Return whether the kernels support an attention call; ``options`` are all other arguments of the call."""
     plain = all(name in _PLAIN or value is None or value is False for name, value in options.items())
     grad = torch.is_grad_enabled() and (query.requires_grad or view.keys.requires_grad or view.values.requires_grad)
     return (
@@ -103,7 +101,9 @@ def _mask_of(view: View, query: Any, mask: Any) -> Any:
 
 
 def _packed(view: View, query: Any, mask: Any, scaling: float) -> Any:
-    """Return the attention output computed by the kernels, in blocks of rows that limit the memory of scores."""
+    """Return the attention output, computed by the kernels for one block of rows at a time, to limit the memory of
+    scores.
+    """
     step = max(1, _SCORES // max(1, query.shape[0] * query.shape[1] * view.length))
     parts = []
     for start in range(0, query.shape[2], step):
@@ -138,7 +138,10 @@ def _rows(view: View, query: Any, mask: Any, scaling: float) -> Any:
 
 
 def _hide(scores: Any, mask: Any, groups: int) -> None:
-    """Apply a boolean or additive mask to scores [sequences, heads of keys, groups, rows, length]."""
+    """Apply a boolean or additive mask to scores, in place.
+
+    Scores are [sequences, heads of keys, heads of queries per head of keys, rows, length].
+    """
     shaped = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (-1, groups))
     if mask.dtype == torch.bool:
         # Not minus infinity: a row without visible tokens, as in padding, must not become NaN.
@@ -150,8 +153,9 @@ def _hide(scores: Any, mask: Any, groups: int) -> None:
 def tokens_to_keep(view: View, query: Any, mask: Any, scaling: float) -> Any:
     """Return the tokens of a prompt to keep, [sequences, heads, tokens]: SnapKV (arXiv 2404.14469, section 4).
 
-    The last ``OBSERVED`` tokens vote by their attention to the tokens before them, summed over the heads that share
-    keys. A token gets the largest vote of the ``POOLED`` tokens around it. The first tokens and the voters are kept.
+    The vote for a token is the sum of the attention that the last ``OBSERVED`` tokens pay to it, over all heads that
+    share keys. It is replaced by the largest vote among the ``POOLED`` tokens around the token. The tokens with the
+    largest votes are kept, and always the first tokens and the last ``OBSERVED`` tokens.
     """
     assert view.waiting is not None
     settings = view.waiting.settings

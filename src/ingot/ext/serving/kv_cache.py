@@ -21,9 +21,9 @@ _SETTINGS = "ingot_kv_cache"
 
 
 class PackedCache(DynamicCache):
-    """A cache for a model of this config, whose attention layers store packed blocks.
+    """A KV cache for a model with ``config``; its layers for attention store packed blocks.
 
-    Layers of other types (states), and windows too short for blocks, are transformers' own.
+    Layers of other types (states) are transformers' layers, and so are sliding windows that are too short for blocks.
 
     Raises
     ------
@@ -134,13 +134,16 @@ def use_kv_cache(model: Any, kv_cache: Any = "int4") -> Any:
 
 
 def settings_of(model: Any) -> KvCache | None:
-    """Return the settings of the caches that ``model`` creates; None if they are transformers' own."""
+    """Return the settings of the packed caches that ``model`` creates; None if it creates transformers' caches."""
     settings: KvCache | None = getattr(model, _SETTINGS, None)
     return settings
 
 
 def _prepare(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Give a generation a packed cache, unless the caller chose another; replaces a method of transformers' models."""
+    """Create a packed cache for a generation, unless the caller chose another cache.
+
+    This function replaces a method of transformers' models.
+    """
     is_default = generation_config.cache_implementation in (None, "dynamic")
     if is_default and generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
         model_kwargs["past_key_values"] = make_cache(self, getattr(self, _SETTINGS))
@@ -149,7 +152,10 @@ def _prepare(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *a
 
 
 def _supply(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the arguments of a forward pass with a packed cache added; None if the pass needs no new cache."""
+    """Return the arguments of a forward pass with a new packed cache; None to leave the arguments unchanged.
+
+    They are left unchanged if the pass has a cache already, or if it uses none.
+    """
     uses_cache = kwargs.get("use_cache")
     uses_cache = getattr(model.config, "use_cache", True) if uses_cache is None else uses_cache
     if len(args) > 1 or not uses_cache or model.training or kwargs.get("past_key_values") is not None:
@@ -160,8 +166,8 @@ def _supply(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def read_in_steps(model: Any, batch: Any) -> tuple[Any, PackedCache]:
     """Return logits for tokens [sequences, tokens], equal to reading one token at a time, and the cache.
 
-    A few tokens go through the model together, never more than one block packs. So each token sees the same
-    packed blocks as if it were read alone.
+    The model reads a few tokens at a time, and packs at most one block after each step. So each token attends to the
+    same packed blocks as if tokens were read one at a time.
     """
     settings = settings_of(model)
     assert settings is not None

@@ -22,10 +22,13 @@ VIEW = "ingot_view"
 
 
 class View:
-    """The tokens that a pass attends to: dense tokens, ``lead`` of them before the packed blocks, the others after.
+    """The keys and values of the tokens to which a pass attends: dense tokens and packed blocks.
 
-    ``positions`` are the kept positions of the prompt, [sequences, heads, tokens], if tokens were evicted, else None.
-    ``prompt`` is the length of the prompt. ``waiting`` is the layer that waits for ``evict``, or None.
+    ``lead`` dense tokens come before the packed blocks, and all other dense tokens after them.
+
+    If tokens of the prompt were evicted, ``positions`` are the positions of the remaining ones, [sequences, heads,
+    tokens]; else None. ``prompt`` is the length of the prompt. ``waiting`` is the layer if its ``evict`` must be called
+    after this pass, else None.
     """
 
     __slots__ = ("_blocks", "heads", "keys", "lead", "positions", "prompt", "values", "waiting")
@@ -73,7 +76,11 @@ class View:
         return torch.cat([dense[:, :, : self.lead], middle, dense[:, :, self.lead :]], dim=2)
 
     def lazy_states(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values for attention, which are decoded on use and refer to this view."""
+        """Return keys and values for attention as tensors that are decoded on use; their attribute ``VIEW`` is this
+        view.
+
+        If nothing is packed or evicted, they are the dense tensors without this attribute.
+        """
         if not self.packed and self.waiting is None and self.positions is None:
             return self.keys, self.values
         states_pair = self._lazy(self.keys, keys=True), self._lazy(self.values, keys=False)
@@ -89,10 +96,11 @@ class View:
 
 
 class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Keys and values of an attention layer: the first and the latest tokens dense, the others in packed blocks.
+    """The keys and values of an attention layer; the first and the latest tokens are dense, all others in packed
+    blocks.
 
-    A block is packed once, when ``window`` tokens follow it. A pass attends to the blocks that were packed before it,
-    and to all other tokens, including its own, in full precision.
+    A block is packed as soon as ``window`` tokens follow it, and never again. A pass attends to the blocks that were
+    packed before the pass. It attends to all other tokens, including those of the pass, in full precision.
 
     Parameters
     ----------
@@ -165,7 +173,10 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         return view.lazy_states()
 
     def evict(self, tokens: torch.Tensor) -> None:
-        """Keep these tokens of the prompt, [sequences, heads, tokens] in order, and pack the blocks that are ready."""
+        """Remove all tokens of the prompt except ``tokens``, and pack the blocks that are ready.
+
+        ``tokens`` are ascending positions, [sequences, heads, tokens].
+        """
         self.positions = tokens
         self.prompt = self.seen
         self.waiting = False
@@ -228,12 +239,13 @@ class PackedLayer(DynamicLayer):  # type: ignore[misc, no-untyped-call, unused-i
         self._empty()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens: -n removes n tokens, n keeps the first n tokens, as in older versions.
+        """Remove the last tokens: -n removes n tokens; n keeps the first n tokens, as in older versions of
+        transformers.
 
         Raises
         ------
         UnsupportedError
-            ``kv.crop``: some of the tokens are packed, or earlier tokens of the window were dropped.
+            ``kv.crop``: some of these tokens are packed, or tokens that would be in the window again were dropped.
         """
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
         if count <= 0 or not self.is_initialized:

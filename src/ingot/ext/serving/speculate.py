@@ -1,9 +1,9 @@
-"""Speculative decoding: a drafter proposes tokens, and one pass of the model verifies them. The text does not change.
+"""Speculative decoding: a drafter proposes tokens, and one pass of the model verifies them.
 
-A simple pass over several tokens would almost preserve the text: libraries sum in another order for several rows, so
-that another token can win if two are nearly equally likely. Here each row gets the bits that it has in a pass of its
-own (``RowByRow``). Operations that this machine computes differently for several rows are computed row by row. The
-first pass over several tokens is compared with single passes, bit by bit.
+The text is the same as without a drafter. An ordinary pass over several tokens does not ensure this: libraries sum in
+another order for several rows. So another token can win if two tokens are nearly equally likely. Here each row has the
+bits of a pass over one token (``RowByRow``). Operations that this machine computes differently for several rows are
+computed row by row. The first pass over several tokens is compared with passes over one token, bit by bit.
 
 Importing this module needs torch (``core.border.require`` names the extra); no module imports it at its top.
 """
@@ -39,7 +39,7 @@ _POINTWISE = (functional.silu, functional.gelu, torch.sigmoid, torch.tanh, torch
 class Drafter(Protocol):
     """A model that proposes tokens, such as a draft head.
 
-    ``features`` are the target's layers whose inputs the drafter gets.
+    ``features`` are the indices of the target's layers whose inputs the drafter gets.
     """
 
     features: tuple[int, ...]
@@ -55,9 +55,10 @@ class Drafter(Protocol):
 class Speculated:
     """The tokens and the metrics of a generation with a drafter.
 
-    ``accepted`` has the number of correct proposals of each pass over proposals. ``single_seconds`` are the times of
-    passes over one token, ``first_seconds`` the time of the prompt. ``rest_seconds`` is the time of all later passes,
-    with proposals and without the comparison of the first pass (``compared``). ``dropped`` says why the drafter was
+    ``proposed`` is the number of all proposed tokens. ``accepted`` has the number of correct proposals of each pass
+    over proposals. ``single_seconds`` are the times of passes over one token, and ``first_seconds`` is the time of the
+    pass over the prompt. ``compared`` is the time of comparing the first pass over proposals with single passes.
+    ``rest_seconds`` is the time after the prompt, without ``compared``. ``dropped`` is the reason why the drafter was
     abandoned; empty if it was not.
     """
 
@@ -72,10 +73,12 @@ class Speculated:
 
 
 class RowByRow(TorchFunctionMode):
-    """A torch mode in which a pass over a few tokens [1, n] after a cache gives each row the bits of a single pass.
+    """A torch mode for a pass over a few tokens [1, n] after cached tokens; each row has the bits of a pass over one
+    token.
 
-    Each shape of linear layer is probed once: if its rows depend on the number of rows, it is computed row by row.
-    Attention is computed query by query, over the keys up to each. Other products raise ``draft.model``.
+    Each shape of linear layer is probed once. If its results depend on the number of rows, it is computed row by row.
+    Attention is computed for one query at a time, over the keys up to the query. Other products raise
+    ``UnsupportedError`` ``draft.model``.
     """
 
     def __init__(self) -> None:
@@ -138,7 +141,7 @@ class RowByRow(TorchFunctionMode):
 
 
 def _keeps_bits(shape: tuple[int, ...], weight: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether batching rows leaves every output bit unchanged in a linear layer of these shapes.
+    """Return whether a linear layer of these shapes gives each row the same bits in a batch as alone.
 
     The probe uses values whose products cancel. The output is the rounding error of the sums, so another order of
     summation changes almost every element, also in 16 bits. Very large layers are not probed and count as false.
@@ -162,19 +165,22 @@ def _of_many_sizes(shape: tuple[int, ...], generator: torch.Generator) -> torch.
 
 
 def _in_parts(x: Any) -> bool:
-    """Return whether torch may compute an elementwise operation on ``x`` in parts, with other bits at their ends."""
+    """Return whether torch may compute an elementwise operation on ``x`` in parts, with different bits at their
+    ends.
+    """
     return bool(x.shape[-1] % _VECTOR) or x.numel() >= _GRAIN
 
 
 def _rows(x: Any) -> Any:
-    """Return the tokens of x [..., n, width] as single rows."""
+    """Return the rows of x [..., n, width] as n tensors [..., 1, width]."""
     return x.split(1, -2)
 
 
 def _require_outer(args: Any) -> None:
-    """Raise ``draft.model`` unless a product has one term per sum, such as those of rotary embeddings.
+    """Raise ``UnsupportedError`` ``draft.model`` for a product whose sums have more than one term.
 
-    Other sums might get other bits if several rows are computed together.
+    Such sums might have other bits if several rows are computed together. Products with one term per sum occur in
+    rotary embeddings.
     """
     if isinstance(args[0], torch.Tensor) and args[0].shape[-1] != 1:
         raise UnsupportedError(
@@ -220,7 +226,7 @@ def speculate(
     result = run.done
 
     def add(new: Sequence[int]) -> bool:
-        """Append tokens until the text is complete; return whether it is."""
+        """Append tokens to the result until the text is complete; return whether it is complete."""
         for token in new:
             result.tokens.append(token)
             if len(result.tokens) >= count or enough(result.tokens):
@@ -320,9 +326,9 @@ class _Run:
         return single_logits
 
     def _pass(self, ids: Any) -> tuple[Any, Any]:
-        """Run the model on ``ids``; return logits, and the features that the drafter needs (inputs of layers).
+        """Run the model on ``ids``; return the logits, and the inputs of the layers that are the drafter's features.
 
-        The tokens are computed as without a drafter.
+        The logits are the same as without a drafter.
         """
         features = self._drafter.features
         states = dict[int, torch.Tensor]()

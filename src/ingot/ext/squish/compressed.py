@@ -15,7 +15,7 @@ from ingot.stores.location import AnyPath
 def load_compressed_model(
     compressed_dir: AnyPath, model_dir: AnyPath | None = None, *, return_stats: bool = False, **options: Any
 ) -> Any:
-    """Load the best tier of a Squish directory; the first load saves the tier that later loads use.
+    """Load the best tier of a Squish directory; the first load also builds a tier that later loads use.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ _LONGEST = 64 << 20
 class PerplexityGate:
     """A gate (``ingot.ext.squish.tiers.gate.Gate``) that measures perplexities of the source tensors and of a tier.
 
-    One model is loaded at a time, with the memory use of ``load_model``. The reference model is decoded from the
-    tensors, or mapped from a complete, exact tier; no tier is built for it.
+    One model is in memory at a time, as ``load_model`` loads it. The reference model is decoded from the source
+    tensors, or mapped from a complete, exact tier if there is one. No tier is built for it.
 
     Parameters
     ----------

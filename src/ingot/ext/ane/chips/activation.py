@@ -1,10 +1,11 @@
 """Activation tables: fit the 43 half-precision numbers for a function, and evaluate them as the engine does.
 
 The record in a compiled program (TG; B25 names the fields) has two input clamps, a shift (0 in that program), a scale,
-and 33 knots. Then follow the slope and offset of a line on the left, the slope and offset of a line on the right, and
-two mode words of 1. ``u = scale * x + shift`` maps the domain of the knots onto -8 to 8, with a knot at every multiple
-of 0.5. Beyond the domain the lines apply, up to the clamps (``spec/ane-kernels.md``). With this evaluation, the
-compiled table of a sigmoid has an error of 0.0034, equal to the measured error (B3).
+and 33 knots. Then follow slope and offset of a line on the left, slope and offset of a line on the right, and two mode
+words of 1. ``u = scale * x + shift`` maps the domain of the knots onto -8 to 8, with a knot at every multiple of 0.5.
+For inputs outside the domain the values are on the two lines. The clamps limit the input before
+(``spec/ane-kernels.md``). With this evaluation, the compiled table of a sigmoid has an error of 0.0034, equal to the
+measured error (B3).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _MODE_WORD = 1
 CLAMP = "clamp"
 LINE = "line"
 OUTSIDE: Mapping[str, tuple[str, ...]] = {CLAMP: (CLAMP,), LINE: (LINE,), "best": (CLAMP, LINE)}
-"""For each option of ``fit_lut`` for inputs beyond the knots: the modes that it tries.
+"""The modes that each value of ``outside`` in ``fit_lut`` tries.
 
-The modes are the values of the end knots, lines, or both, of which the better mode is used.
+A mode is the rule for inputs outside the knots: the values of the end knots, or the two lines.
 """
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -56,7 +57,7 @@ FUNCTIONS: Mapping[str, tuple[Function, tuple[float, float]]] = {
     "exp": (np.exp, (-10.0, 0.0)),
     "rsqrt": (lambda x: 1 / np.sqrt(x), (0.25, 4.0)),
 }
-"""Functions in float64 and their default fitting intervals, by name; ``gelu`` is the exact one, with erf."""
+"""Functions in float64 and their default fitting intervals, by name; ``gelu`` is the exact form, with erf."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,25 +77,28 @@ class ActivationLut:
 
     @property
     def knot_inputs(self) -> Array:
-        """Inputs of the 33 knots, float64."""
+        """The inputs x at which the 33 knots are, float64."""
         return _knot_inputs(self.shift, self.scale, KNOTS)
 
     @property
     def outside(self) -> str:
-        """The rule for inputs beyond the end knots: ``clamp`` if the input clamps are at the end knots, else
+        """The values for inputs outside the knots: ``clamp`` if the input clamps are at the end knots, else
         ``line``.
         """
         ends = self.knot_inputs[[0, -1]].astype(np.float16)
         return CLAMP if (self.lo, self.hi) == tuple(ends) else LINE
 
     def entries(self) -> Array:
-        """Return the 43 entries, float16: lo, hi, shift, scale, knots, tails, two mode words."""
+        """Return the table as 43 float16 entries: lo, hi, shift, scale, knots, tails, two mode words."""
         head = np.array([self.lo, self.hi, self.shift, self.scale], np.float16)
         words = np.full(2, _MODE_WORD, np.uint16).view(np.float16)
         return np.concatenate([head, self.knots, self.tails, words]).astype(np.float16)
 
     def __call__(self, x: Any) -> Array:
-        """Evaluate in float16 with rounding after each operation; NaN gives +inf, as measured on the engine (B3)."""
+        """Return the values of the table for ``x``, in float16 with rounding after each operation.
+
+        The value for NaN is +inf, as measured on the engine (B3).
+        """
         x = np.asarray(x, np.float16)
         y: Array = _evaluate([self], x.reshape(-1))[0].astype(np.float16)
         return y.reshape(x.shape)
@@ -106,7 +110,9 @@ def _knot_inputs(shift: np.float16, scale: np.float16, count: int) -> Array:
 
 
 def _evaluate(records: Sequence[ActivationLut], x: Array) -> Array:
-    """Evaluate records with equal shift and scale for float16 ``x``; return [records, len(x)] as float32.
+    """Return the values of several tables for float16 ``x``, as float32 [records, len(x)].
+
+    All tables must have the same shift and scale.
 
     Every result is a float16 number. Sums, differences and products of two float16 numbers are computed in float32 and
     rounded to float16; the results equal those of float16 arithmetic, because float32 has more than twice the digits.
@@ -164,7 +170,9 @@ def _lut_error(expected: str, actual: str) -> FormatError:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A table with its errors over all float16 inputs of the interval: the largest, its input, and the RMS."""
+    """A table, and its errors over all float16 inputs of the interval: the largest error, the input at which it occurs,
+    and the RMS.
+    """
 
     lut: ActivationLut
     interval: tuple[float, float]
@@ -179,7 +187,7 @@ def fit_lut(
     domain: tuple[float, float] | None = None,
     outside: str = "clamp",
 ) -> Fitted:
-    """Fit the table of a function that minimizes the largest error over ``interval``, evaluated as on the engine.
+    """Return the table of a function whose largest error over ``interval``, evaluated as on the engine, is minimal.
 
     Parameters
     ----------
@@ -191,8 +199,8 @@ def fit_lut(
         Interval of the knots. By default it is fitted: domains within the interval are tried on increasingly fine
         grids, and the domain with the smallest maximum error in half precision is used.
     outside : str
-        Values beyond the domain: ``clamp``, the values of the end knots, as published (B25); ``line``, the two lines
-        (inferred); ``best``, the better of the two.
+        Values for inputs outside the domain. ``clamp``: the values of the end knots, as published (B25). ``line``:
+        values on the two lines (inferred). ``best``: the better of these two.
 
     Raises
     ------
@@ -242,10 +250,13 @@ def _halves(low: float, high: float) -> Array:
 
 
 class _Domains:
-    """The domains tried so far, each with its best record's largest error over a sample of the inputs.
+    """The domains of knots that were tried.
 
-    The sampled error is a lower bound of the error over all inputs, because samples are also evaluated in half
-    precision. So the best domain is found without evaluating every domain on all inputs.
+    For each domain, the tables over it are evaluated for a sample of the inputs, and the smallest of their largest
+    errors is stored.
+
+    This error is a lower bound of the error over all inputs. So the best domain is found without evaluating every
+    domain for all inputs.
     """
 
     def __init__(
@@ -273,7 +284,10 @@ class _Domains:
         return self._bounds[pair]
 
     def search(self) -> None:
-        """Try domains on grids: 20 x 20, multiples of a power of two, then ever finer 5 x 5 grids around the best."""
+        """Try domains whose ends are on grids: first a 20 x 20 grid, then multiples of a power of two.
+
+        Then try ever finer 5 x 5 grids around the best domains.
+        """
         low, high = self._interval
         step = (high - low) / 40
         self.add(low, high)
@@ -294,7 +308,7 @@ class _Domains:
                     self.add(float(lo), float(hi))
 
     def best(self) -> ActivationLut | None:
-        """Return the record with the smallest maximum error over all inputs, among all domains tried.
+        """Return the table with the smallest maximum error over all inputs, among the tables over all tried domains.
 
         Return None if no domain was tried.
         """
@@ -321,7 +335,10 @@ class _Domains:
     def _smallest_error(
         self, records: list[ActivationLut], selected: Array | None
     ) -> tuple[float, ActivationLut | None]:
-        """Return the least maximum error of ``records`` over the selected inputs (None: all), and its record."""
+        """Return the smallest maximum error among ``records``, and the record that has it.
+
+        ``selected`` are the indices of the inputs to evaluate; None for all inputs.
+        """
         if not records:
             return math.inf, None
         inputs, exact = (
@@ -335,7 +352,9 @@ class _Domains:
 def _records(
     call: Function, interval: tuple[float, float], domain: tuple[float, float], modes: tuple[str, ...]
 ) -> list[ActivationLut]:
-    """Return the records to try over one domain, in each of ``modes``: knots on the curve, and knots that balance
+    """Return the tables to try over one domain.
+
+    For each mode there are two tables: one with knots on the curve, and one with knots that are shifted to balance
     errors.
     """
     scale = np.float16(2 * _REACH / max(domain[1] - domain[0], 1e-9))
@@ -368,7 +387,10 @@ def _records(
 
 
 def _tails(call: Function, interval: tuple[float, float], domain: tuple[float, float], knots: Array) -> Array:
-    """Return slope and offset of the chords from the domain's ends to the interval's, through the end knots."""
+    """Return slope and offset of the left line and of the right line, outside the knots.
+
+    Each line goes through the end knot and through the function's value at the end of the interval.
+    """
     errors = []
     for far, end, knot in ((interval[0], domain[0], knots[0]), (interval[1], domain[1], knots[-1])):
         run = far - end

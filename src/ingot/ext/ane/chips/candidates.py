@@ -1,4 +1,4 @@
-"""Candidate storage forms of a weight: which of them stream on a chip, and the nearest form that moves fewer bytes."""
+"""List storage forms of a weight, and find the nearest form that streams on a chip and moves fewer bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CSR = (CsrLayout.codec, CooLayout.codec)
 
 @dataclass(frozen=True, slots=True)
 class Better:
-    """A form that moves fewer bytes: its label, the bytes, and whether it represents the same values.
+    """A form that moves fewer bytes: its label, the number of moved bytes, and whether it represents the same values.
 
-    ``exact`` is True only if every value stays the same in fp16: integers with one scale become a palette of their
-    codes, and lists of positions become a mask. For other forms measure the error: ``ingot plan --suggest`` or
-    ``ingot convert``.
+    ``exact`` is True only if every value stays the same in fp16. This applies to integers with one scale that become a
+    palette, and to lists of positions that become a mask. The error of any other form must be measured, by ``ingot plan
+    --suggest`` or ``ingot convert``.
     """
 
     label: str
@@ -33,7 +33,8 @@ class Better:
 
 
 def candidates(elements: int, channels: int, nonzeros: int | None = None) -> Iterator[tuple[str, StorageForm]]:
-    """Yield the label and the form of each way to store a matrix of ``elements`` elements in ``channels`` rows.
+    """Yield the label and the storage form of each candidate for a matrix of ``elements`` elements in ``channels``
+    rows.
 
     The sparse forms have ``nonzeros`` selected elements, by default half of all.
     """
@@ -58,7 +59,9 @@ def candidates(elements: int, channels: int, nonzeros: int | None = None) -> Ite
 
 
 def outcomes(chip: Chip, conditions: Conditions) -> dict[str, Decision]:
-    """Return by label the decision of ``chip`` for every candidate form; the weight's size does not matter."""
+    """Return the decision of ``chip`` for every candidate form, by label; it does not depend on the size of the
+    weight.
+    """
     return {label: decide(storage_form, chip, conditions) for label, storage_form in candidates(1 << 20, 1 << 10)}
 
 
@@ -67,9 +70,9 @@ def nearest_better(
 ) -> Better | None:
     """Return the nearest streaming form that moves fewer bytes than ``moved``, for a weight that does not stream.
 
-    Return None if no form moves fewer bytes. The nearest form has the fewest bits that are at least the present bits,
-    or else the most bits. Sparse forms are considered only for weights that are sparse already. ``moved`` is 0 for a
-    refused weight, which counts as dense.
+    Return None if no form moves fewer bytes. The nearest form has the fewest bits per element that are not below the
+    present bits. If all forms have fewer bits, it has the most bits. Sparse forms are considered only for weights that
+    are sparse already. ``moved`` is 0 for a refused weight; it is then compared as a dense weight.
     """
     present_bytes = storage_form.dense_bytes if moved == 0 else moved
     sparse = storage_form.category == SPARSE or storage_form.codec in _CSR
@@ -91,7 +94,7 @@ def nearest_better(
 
 
 def _special(label: str, storage_form: StorageForm) -> bool:
-    """Return whether a label describes several codebooks or vectors that ``storage_form`` does not have."""
+    """Return whether a candidate has several codebooks, or vectors or blocks, that ``storage_form`` does not have."""
     return " " in label and not (label.startswith("palette4 per") and storage_form.codebooks > 1)
 
 

@@ -17,7 +17,9 @@ from ingot.core.registry import did_you_mean
 from ingot.errors import UnsupportedError, UsageError
 
 EVIDENCE = ("measured", "decompiled", "inferred", "predicted", "contradicted", "assumed", "unknown")
-"""Classes of evidence, from the strongest to none; the user sets ``assumed`` values with ``--assume``."""
+"""Classes of evidence, from the strongest to ``unknown``, which is none. The user sets ``assumed`` values with
+``--assume``.
+"""
 ASSUMED = "assumed"
 OUTCOMES = ("streams", "folds", "refused")
 
@@ -26,7 +28,10 @@ _GENERATIONS = ("h11", "h12", "h13", "h14", "h15", "h16", "h17", "h18", "h18g")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A fact: its value (None: not published), class of evidence, source, and the key of its contradiction, if any."""
+    """A fact about a chip: its value, its class of evidence, its source, and the key of its contradiction, if any.
+
+    The value is None if it is not published.
+    """
 
     value: Any
     evidence: str
@@ -36,8 +41,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A disagreement of sources: its subject, their claims, the claim that Ingot uses, and the cells that override
-    it."""
+    """A disagreement of sources: its subject, the claims, and the claim that Ingot uses.
+
+    ``keys`` are the cells with which the user can set the value that Ingot uses.
+    """
 
     key: str
     about: str
@@ -50,8 +57,9 @@ class Contradiction:
 class Chip:
     """A chip: its name in Ingot (``m1``), the compiler's target (``H13``), the product, its cells and outcomes.
 
-    ``outcomes`` maps labels of forms (``palette4``, ``sparse+palette4``) to ``streams``, ``folds`` or ``refused``. It
-    has the outcomes that were observed or are contradicted; for other forms the gates decide.
+    ``outcomes`` maps labels of storage forms (``palette4``, ``sparse+palette4``) to ``streams``, ``folds`` or
+    ``refused``. It has the outcomes that were observed, or about which sources contradict each other. For all other
+    forms the gates decide.
     """
 
     name: str
@@ -61,7 +69,7 @@ class Chip:
     outcomes: Mapping[str, Cell] = field(default_factory=dict)
 
     def cell(self, key: str) -> Cell:
-        """Return a cell. Raises ``UsageError`` ``ane.cell`` for an unknown name."""
+        """Return the cell with the name ``key``. Raises ``UsageError`` ``ane.cell`` if there is no such cell."""
         if key not in self.cells:
             raise UsageError(
                 f"expected a cell of a chip ({', '.join(sorted(self.cells))}), found {key!r}", rule="ane.cell"
@@ -133,7 +141,7 @@ LABELS = (
     *(f"sparse+palette{bits}" for bits in _WIDTHS),
     "sparse+int8",
 )
-"""Forms whose outcome can be in the data, or assumed."""
+"""Labels of the storage forms whose outcome can be in the data files, or set by the user."""
 
 
 def _require_label(key: str) -> None:

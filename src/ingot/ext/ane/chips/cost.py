@@ -16,9 +16,12 @@ from ingot.ext.ane.chips.storage_form import PALETTE, SPARSE, StorageForm
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """The time of a weight in milliseconds: ``share`` without the dispatch, ``floor`` per dispatch; and the evidence.
+    """The time of a weight in milliseconds, and its evidence.
 
-    ``bound`` is the limit that determines the share: ``bytes``, ``decoder`` (of palettes) or ``multiplications``.
+    ``floor`` is the time of a dispatch, which all weights of the dispatch share. ``share`` is the time of the weight in
+    addition to it.
+
+    ``bound`` names the cause of the share: ``bytes`` that move, the ``decoder`` of palettes, or ``multiplications``.
     """
 
     share: float
@@ -35,9 +38,10 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The use of memory on the chip: the limit of a tile in bytes, a tile's size in bytes, the number of passes.
+    """The memory that a weight takes on the chip: the limit of a tile in bytes, a tile's size in bytes, the number of
+    passes.
 
-    ``working_set`` says whether all moved bytes fit in the working set on the chip.
+    ``working_set`` states whether all moved bytes fit in the chip's working set.
     """
 
     cap: int
@@ -61,7 +65,7 @@ def moved_bytes(storage_form: StorageForm, decision: Decision) -> int:
 
 
 def widened(storage_form: StorageForm, bits: int) -> StorageForm:
-    """Return the form of a palette, or of a sparse palette, after its indices were widened to ``bits``."""
+    """Return the storage form of a palette, or of a sparse palette, with indices of ``bits``."""
     if storage_form.inner is not None:
         return replace(storage_form, inner=widened(storage_form.inner, bits))
     return replace(storage_form, bits=bits)
@@ -83,7 +87,7 @@ def predict(
 ) -> Time | None:
     """Return the predicted time of a layer on ``chip``.
 
-    None if the chip refuses the weight, or if no bandwidth is published.
+    Returns None if the chip refuses the weight, or if no bandwidth is published.
     """
     bandwidth = rate(storage_form, decision, chip)
     floor = chip.published("floor")
@@ -108,7 +112,9 @@ def predict(
 
 
 def multiplications(storage_form: StorageForm, chip: Chip, conditions: Conditions) -> tuple[float, list[Cell]] | None:
-    """Return the milliseconds of a layer's multiplications, and the cells used; None if no rate is published.
+    """Return the milliseconds of a layer's multiplications, and the cells from which they follow.
+
+    Returns None if no rate of multiplications is published.
 
     The formula is ``weights * positions * share / mac_rate``: the compiler's count of cycles is proportional to
     channels, kernel size and positions (B18). The share is below 1 if the chip skips zeros of a sparse weight.

@@ -21,9 +21,9 @@ from ingot.ext.ane.chips.chips import Cell, Chip, data
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A coefficient stream: the section of a kernel unit that it carries, and its registers.
+    """A coefficient stream: the section of a kernel unit that it moves, and the addresses of its registers.
 
-    ``later`` is the address of the first register from H16 on, according to FT.
+    ``later`` is the address of its first register in generation H16 and later generations, according to FT.
     """
 
     name: str
@@ -38,8 +38,9 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class KernelKind:
-    """Contents of the KernelCfg register. ``entry`` is half, int8, uint8 or e4m3; ``palette_bits`` is None without a
-    palette."""
+    """Contents of the KernelCfg register. ``entry`` is half, int8, uint8 or e4m3; ``palette_bits`` is None if there is
+    no palette.
+    """
 
     entry: str = "half"
     palette_bits: int | None = None
@@ -50,7 +51,7 @@ class KernelKind:
 
 @cache
 def streams() -> Mapping[str, Stream]:
-    """Return the four streams, by the section of a kernel unit that they carry."""
+    """Return the four streams, keyed by the section of a kernel unit that each moves."""
     rows = data("descriptor")["streams"]
     by_name = {}
     for name, row in rows.items():
@@ -69,7 +70,7 @@ def slots() -> tuple[str, ...]:
 
 @cache
 def type_numbers() -> Mapping[str, int]:
-    """Return the known type numbers of a descriptor by the type's name."""
+    """Return the published type numbers of descriptors, keyed by the name of the type."""
     return {name: int(row["number"]) for name, row in data("descriptor")["types"].items()}
 
 
@@ -84,16 +85,18 @@ DETECT_ZEROS = 1 << 28
 
 
 def kernel_word(kernel_kind: KernelKind, target: str, detect_zeros: bool) -> int:
-    """Return the KernelCfg register of a kernel: format, palette, bits, sparsity, zero points, vectors, zero detection.
+    """Return the value of the KernelCfg register for a kernel.
 
-    Without a palette the field of the element's bits is 8 for every type, as in compiled programs. Fields that the
-    register of a generation does not have are omitted.
+    Its fields are format, palette, bits, sparsity, zero points, vectors and zero detection.
+
+    If there is no palette, the field for the bits of an element is 8 for every type, as in compiled programs. Fields
+    that the register of a generation does not have are omitted.
 
     Raises
     ------
     UnsupportedError
-        ``ane.refused``: the format's field of two bits has no code for this format on this generation. The compiler
-        asserts the same for E4M3 (B25).
+        ``ane.refused``: the register of this generation has no code for the format. For E4M3, the compiler asserts the
+        same (B25).
     """
     generation = generation_of(target)
     descriptor = data("descriptor")
@@ -125,7 +128,8 @@ def generation_of(target: str) -> int:
 
 
 def multiplications_left(density: float, chip: Chip) -> tuple[float, Cell]:
-    """Return the share of multiplications that a sparse kernel of this density needs, and the cell used.
+    """Return the share of multiplications that a sparse kernel of this density needs, and the cell from which it
+    follows.
 
     The share was measured on two chips. For other chips that detect zeros, it is the density (nonzeros over all
     elements), as in the compiler. Zeros that strides and padding add are ignored, because no formula is published.

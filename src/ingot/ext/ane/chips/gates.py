@@ -1,7 +1,8 @@
 """Decide whether a storage form streams in its stored bytes, folds to dense fp16, or is refused (claims B25, B7).
 
-The checks, in order: the engine has the form (legality); the weight may stream (the master gate and its conditions);
-an observed or contradicted outcome of the form on this chip; the gate of the form. ``spec/ane.md`` has the tables.
+There are four checks, in this order. Does the engine have the form (legality)? May the weight stream (the master gate
+and its conditions)? Was an outcome of the form on this chip observed, or do sources contradict each other about it?
+Otherwise the gate of the form decides. ``spec/ane.md`` has the tables.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ ENCODABLE_VECTORS = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The properties of a layer that the master gate requires. A checkpoint does not contain them; the defaults are
-    those of ordinary layers.
+    """The properties of a layer on which the master gate depends.
 
-    ``stride`` and ``dilation`` are the largest over all axes. ``tile_overlap`` says whether tiles of the input overlap,
-    ``mutable`` whether the weight is trained in place. ``positions`` is the number of columns that one dispatch
-    multiplies with the weight: batch times height times width of a convolution's output, or tokens of a matrix.
+    A checkpoint does not contain them; the defaults are the properties of ordinary layers.
+
+    ``stride`` and ``dilation`` are the largest over all axes. ``tile_overlap`` states whether tiles of the input
+    overlap, and ``mutable`` whether the weight is trained in place. ``positions`` is the number of columns that one
+    dispatch multiplies with the weight: batch times height times width of a convolution's output, or tokens of a
+    matrix.
     """
 
     stride: int = 1
@@ -39,10 +42,13 @@ ORDINARY = Conditions()
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The outcome for a weight (``dense``, ``streams``, ``folds`` or ``refused``), the gate that decided, the reason.
+    """The outcome for a weight, the gate that decided it, and the reason.
 
-    ``evidence`` is the weakest class of evidence of the values that decided, with its ``source``; ``contradictions``
-    are keys into ``chips.contradictions()``. ``stored_bits`` is the width of stored indices if the chip widens them.
+    The outcome is ``dense``, ``streams``, ``folds`` (becomes dense fp16) or ``refused``.
+
+    ``evidence`` is the weakest class of evidence among the values that decided, and ``source`` its source.
+    ``contradictions`` are keys into ``chips.contradictions()``. ``stored_bits`` is the width of stored indices if the
+    chip widens them, else None.
     """
 
     outcome: str
@@ -99,7 +105,7 @@ def _without_form(storage_form: StorageForm, chip: Chip, conditions: Conditions)
 
 
 def _assumed(storage_form: StorageForm, chip: Chip, conditions: Conditions) -> Decision | None:
-    """Return the outcome that the user assumes for this form; None if there is none.
+    """Return the decision with the outcome that the user assumes for this form; None if the user assumes no outcome.
 
     A condition of the layer that prevents streaming takes precedence.
     """
@@ -167,14 +173,14 @@ def legal_vector(size: int) -> bool:
 
 
 def _master(storage_form: StorageForm, chip: Chip, conditions: Conditions) -> Decision | None:
-    """Fold every weight if the chip's master gate, the byte at 0x48f, is clear."""
+    """Return the decision to fold if the chip's master gate, the byte at 0x48f, is clear; otherwise None."""
     if chip.value("gate_master"):
         return None
     return _decision("folds", "gate_master (0x48f)", "this chip streams no kernels", [chip.cell("gate_master")])
 
 
 def _layer_conditions(storage_form: StorageForm, chip: Chip, conditions: Conditions) -> Decision | None:
-    """Fold the weight if the layer does not meet the conditions of the master gate."""
+    """Return the decision to fold if the layer does not meet a condition of the master gate; otherwise None."""
     for fails, gate, reason in (
         (conditions.stride != 1, "stride", "a kernel streams at unit stride on all axes"),
         (conditions.dilation != 1, "dilation", "a kernel streams without dilation"),
@@ -255,7 +261,7 @@ def _by_gate(storage_form: StorageForm, chip: Chip, key: str, offset: str, close
 
 
 def _why_not_int8(storage_form: StorageForm, chip: Chip) -> Decision | None:
-    """Return the reason why the engine cannot dequantize these integers; None if it can."""
+    """Return the decision to fold, with the reason, if the engine cannot dequantize these integers; otherwise None."""
     if storage_form.bits != 8:
         reason = f"the engine has no {storage_form.bits}-bit integers; {storage_form.bits}-bit weights are palettes"
         return _decision("folds", "underlying-type", reason, [_CHAPTER])
@@ -267,7 +273,10 @@ def _why_not_int8(storage_form: StorageForm, chip: Chip) -> Decision | None:
 
 
 def _sparse_integers(storage_form: StorageForm, inner: StorageForm, chip: Chip) -> Decision:
-    """Decide on sparse integers. Their outcome is not published; both gates are assumed to be necessary."""
+    """Return the decision for sparse integers.
+
+    Their outcome is not published. It is inferred to be that of the same integers without a mask.
+    """
     without_zeros = _why_not_int8(inner, chip) or _observed(inner, chip) or _by_format_gate(inner, chip)
     cells = [Cell(None, "inferred", "as the integers alone, with the master gate")]
     keys = without_zeros.contradictions
@@ -278,7 +287,7 @@ def _sparse_integers(storage_form: StorageForm, inner: StorageForm, chip: Chip) 
 
 
 def _legality_cells(storage_form: StorageForm, chip: Chip) -> list[Cell]:
-    """Return the cells that must permit a form so that the engine has it; a decision to stream depends on them."""
+    """Return the cells that state whether the engine has this form; a decision to stream depends on all of them."""
     inner = storage_form.inner if storage_form.category == SPARSE else storage_form
     if inner is None or inner.category != PALETTE:
         return _variant_cells(storage_form, chip)
@@ -294,7 +303,7 @@ def _variant_cells(storage_form: StorageForm, chip: Chip) -> list[Cell]:
 
 
 def _stored_bits(storage_form: StorageForm, chip: Chip) -> int | None:
-    """Return the bits of stored indices if the chip widens them (3 bits are stored as 4); None otherwise."""
+    """Return the bits of stored indices if the chip widens them (3 bits are stored as 4), else None."""
     inner = storage_form if storage_form.inner is None else storage_form.inner
     if inner.category == PALETTE and chip.value(f"palette_width_{inner.bits}") == "as 4 bits":
         return 4

@@ -1,8 +1,8 @@
-"""The kernel-format enum, the published entries of five tables that it indexes, and bit streams of codes.
+"""Codes of the kernel-format enum and their published properties, and bit streams of codes.
 
-``spec/ane-kernels.md`` has the tables. Sources: the ranges 7 to 27 (palettes) and 28 to 30 (unity) are checked by the
-compiler (B25); names of the low codes are from FT; groups of four and bit widths are from DC; the codes 13 and 21 were
-traced (M6). The order within a group is inferred from these two codes.
+``spec/ane-kernels.md`` has the tables. The compiler checks the ranges 7 to 27 (palettes) and 28 to 30 (unity) (B25).
+Names of the low codes are from FT; groups of four codes and bit widths are from DC; the codes 13 and 21 were traced
+(M6). The order within a group is inferred from these two codes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PALETTE8 = 27
 
 @dataclass(frozen=True, slots=True)
 class KernelFormat:
-    """One code of the enum: bits per stored element, the type at the multiplier, and the evidence.
+    """A code of the enum: its name, the bits per stored element, the type at the multiplier, and the evidence.
 
     ``underlying`` is the result of ``_ZinKernelFormatGetUnderlyingType``: ``int8``, ``uint8``, ``e4m3`` or ``half``. It
     is None if the result is not published.
@@ -109,7 +109,7 @@ def palette_code(bits: int, entry: str) -> int:
 
 
 def primary_code(entry: str) -> int:
-    """Return the code of weights that are stored without a palette, as one of ``ENTRY_TYPES``."""
+    """Return the code of weights that are stored as ``entry``, one of ``ENTRY_TYPES``, without a palette."""
     return _PRIMARY[entry]
 
 
@@ -175,7 +175,7 @@ def underlying_type(code: int) -> str:
 
 
 def palette_lut_bytes(code: int, count: int, vector: int = 1) -> int:
-    """Return the number of bytes of ``count`` codebooks: per codebook 2**bits * vector * bytes of an entry (B25).
+    """Return the number of bytes of ``count`` codebooks; each has 2**bits * vector entries (B25).
 
     This is ``_ZinKernelGetPaletteLUTSize`` as B25 describes it. According to DC, the function takes the vector size
     instead of the number of codebooks.
@@ -195,8 +195,8 @@ def typeno(code: int) -> int:
     Raises
     ------
     UnsupportedError
-        ``ane.unknown-cell``: the number is not published. That applies to 12 of the 24 numbers, and to palettes except
-        the tag 8 of their tables.
+        ``ane.unknown-cell``: the number is not published, as for 12 of the 24 numbers. For palettes, only the number 8
+        of their tables is published.
     """
     if code in _TYPE_NAMES:
         return type_numbers()[_TYPE_NAMES[code]]
@@ -221,13 +221,16 @@ def _unknown(subject: str, code: int) -> UnsupportedError:
 
 
 def pack_lsb(codes: Array, bits: int) -> Array:
-    """Return unsigned codes of ``bits`` (1 to 8) as bytes, first code in the low bits (B7), padded with zero bits."""
+    """Return unsigned codes of ``bits`` (1 to 8) as packed bytes, with the first code in the lowest bits (B7).
+
+    The last byte is padded with zero bits.
+    """
     flat = np.ascontiguousarray(codes, np.uint8).reshape(-1, 1)
     return np.packbits(np.unpackbits(flat, axis=1, bitorder="little")[:, :bits].reshape(-1), bitorder="little")
 
 
 def unpack_lsb(data: Array, bits: int, count: int) -> Array:
-    """Return the first ``count`` codes of a stream of ``pack_lsb``, uint8."""
+    """Return the first ``count`` codes, as uint8, of bytes that ``pack_lsb`` packed."""
     flat = np.unpackbits(np.ascontiguousarray(data), count=count * bits, bitorder="little")
     padded = np.zeros((count, 8), np.uint8)
     padded[:, :bits] = flat.reshape(count, bits)
@@ -235,7 +238,10 @@ def unpack_lsb(data: Array, bits: int, count: int) -> Array:
 
 
 def e4m3_numbers(data: Array) -> Array:
-    """Return E4M3 bytes as float32. E4M3 has bias 7, a maximum of 448, NaN with all bits set, no infinity (B36)."""
+    """Return the values of E4M3 bytes as float32.
+
+    E4M3 has bias 7, a maximum of 448, NaN if all bits except the sign are set, and no infinity (B36).
+    """
     code = np.arange(256)
     exponent = code >> 3 & 15
     mantissa = code & 7

@@ -14,7 +14,7 @@ from ingot.ext.ane.chips.storage_form import DENSE, INTEGER, PALETTE, SPARSE, St
 class Row:
     """A published measurement of a layer, and its prediction, both in milliseconds.
 
-    ``fitted`` is true if constants of the model were fitted to measurements of this group.
+    ``fitted`` is true if the chip's bandwidth and floor were fitted to measurements that include this one.
     """
 
     chip: str
@@ -60,7 +60,7 @@ def measured_rows() -> list[Row]:
 
 
 def _storage_form(label: str, weights: int, density: float) -> StorageForm:
-    """Return the storage form that ``label`` names, for a square matrix of ``weights`` elements."""
+    """Return the storage form with the label ``label`` of a square matrix with ``weights`` elements."""
     nonzero_count = round(weights * density)
     return {
         "dense": StorageForm(DENSE, weights),

@@ -35,7 +35,10 @@ _STAB = 0xE0
 
 @dataclass(frozen=True, slots=True)
 class ProgramSection:
-    """A section: its address in the engine's memory, and its offset in the file, 0 for a section without bytes."""
+    """A section of a program: its address in the engine's memory, and its offset in the file.
+
+    The offset is 0 for a section without bytes in the file.
+    """
 
     segment: str
     name: str
@@ -72,7 +75,7 @@ class Program:
 
     @property
     def types(self) -> dict[int, str]:
-        """Names of the types by their numbers in the symbol table, without the types of tensors."""
+        """The names of types, keyed by their numbers in the symbol table; types of tensors are left out."""
         by_number = {}
         for symbol in self.symbols:
             name, colon, type_text = symbol.name.partition(":t")
@@ -83,7 +86,7 @@ class Program:
 
     @property
     def kernels(self) -> tuple[Symbol, ...]:
-        """Symbols of coefficients: ``K<hash>`` per kernel, or ``K<hash>_ne_<i>`` per tile."""
+        """The symbols of coefficients, which are named ``K<hash>`` for a kernel or ``K<hash>_ne_<i>`` for a tile."""
         return tuple(symbol for symbol in self.symbols if symbol.name.startswith("K") and not symbol.debug)
 
 

@@ -29,7 +29,9 @@ _MOST_TASKS = 1 << 16
 
 @dataclass(frozen=True)
 class Task:
-    """A task: the offset of its descriptor in ``__text``, and its registers by name, as ``NE.KernelCfg.KernelFmt``."""
+    """A task: the offset of its descriptor in ``__text``, and its registers by name, such as
+    ``NE.KernelCfg.KernelFmt``.
+    """
 
     offset: int
     registers: Mapping[str, int]
@@ -50,7 +52,7 @@ class Task:
 
     @property
     def engines(self) -> int:
-        """The number of engine cores among which the groups of channels are distributed in turn."""
+        """The number of engine cores; group g of output channels belongs to core ``g mod engines``."""
         return 1 << self["Common.Cfg.ActiveNE"]
 
     @property
@@ -70,7 +72,10 @@ class Task:
 
 @cache
 def register_map() -> Mapping[str, tuple[int, int, int]]:
-    """Return for every register field of H13 the offset of its word in a descriptor, its lowest bit and its bits."""
+    """Return the register fields of H13 by name.
+
+    A field has the offset of its word in a descriptor, its lowest bit, and its number of bits.
+    """
     registers_h13 = data("registers_h13")
     by_address = {}
     for block, registers in registers_h13["blocks"].items():
@@ -92,7 +97,7 @@ def tasks_of(program: Program, location: str) -> tuple[Task, ...]:
     Raises
     ------
     UnsupportedError
-        ``hwx.generation``: registers of another generation than H13.
+        ``hwx.generation``: the program is for another generation than H13.
     FormatError
         ``hwx.tasks``: a descriptor outside ``__text``, or a link to an earlier offset.
     """
@@ -133,8 +138,9 @@ def _tasks(text: memoryview, size: int, location: str) -> Iterator[Task]:
 def kernel_of(program: Program, task: Task, location: str) -> Array:
     """Return a task's stored weights (float16, int8 or uint8), [output channels, input channels, height, width].
 
-    Group g of output channels belongs to engine core ``g mod engines``. A tile has its groups one after the other, and
-    a group its channels. The order of channels in a group is assumed: in the available programs all weights are equal.
+    Group g of output channels belongs to engine core ``g mod engines``. A tile contains its groups one after the other,
+    and a group contains its channels. The order of channels in a group is an assumption, because the available programs
+    have only equal weights.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The storage form of a weight in the engine's terms, derived from its codec id and parameters.
+"""Determine the storage form of a weight, in the engine's terms, from its codec id and parameters.
 
 The gates decide on a form, and its sizes are formulas over the shape (``spec/ane.md``). No weight is read.
 """
@@ -134,7 +134,7 @@ def form_of(
         Shape, dtype and codec parameters of the tensor, as the codec's spec page lists them. If a parameter is missing
         or invalid, the form is ``foreign``.
     parts : mapping, optional
-        Storage type of each part, by role; without it, codebooks count as f16 without scales.
+        Storage type of each part, by role. If None, codebooks are assumed to be f16 without scales.
     """
     size = prod(shape)
     make = _MAKERS.get(codec)
@@ -167,7 +167,7 @@ def _affine(shape: tuple[int, ...], dtype: str, params: Mapping[str, Any], parts
 def _shifted(params: Mapping[str, Any], bits: int) -> bool:
     """Return whether the weight needs zero points on the engine.
 
-    The middle code as zero point needs none: it only makes the codes signed.
+    If the zero point is the middle code, it needs none, because signed codes have the same values.
     """
     point = params.get("zero_point")
     return bool(point) and (params.get("signed") is True or point != 1 << (bits - 1))

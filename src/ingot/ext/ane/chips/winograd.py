@@ -17,10 +17,11 @@ from ingot.ext.ane.chips.storage_form import PALETTE, SPARSE, StorageForm
 
 @dataclass(frozen=True, slots=True)
 class Eligibility:
-    """Whether Winograd is possible, and the first condition that fails (empty if none does).
+    """Whether Winograd is possible; ``reason`` is the first condition that fails, or empty.
 
-    ``work`` must be at least ``floor``. ``tiles`` are the sizes of output and input tiles that the hardware has; a tile
-    reduces the multiplications by a factor of ``(3 * output / input) ** 2``.
+    ``work`` is the work of a group of output channels, which must be at least ``floor``. ``tiles`` are pairs of the
+    sizes of an output and an input tile that the hardware has. A pair reduces the multiplications by a factor of ``(3 *
+    output / input) ** 2``.
     """
 
     eligible: bool

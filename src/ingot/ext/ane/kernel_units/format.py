@@ -1,4 +1,4 @@
-"""The format class of kernel units: it only reads, because packing depends on a chip (use `ingot kernel`)."""
+"""The format of kernel units; it has no writer, because packing depends on a chip (use `ingot kernel`)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ class AnekFormat(Format):
     summary = "kernel units of the Apple Neural Engine, a weight or a folder of them; `ingot kernel` packs them"
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Return whether the file is a kernel unit, by its magic or its suffix, or the index of a folder, by its
-        name."""
+        """Return whether the file has the magic or the suffix of a kernel unit, or the name of a folder's index."""
         return is_unit(head) or name.lower().endswith(self.suffixes) or name == INDEX
 
     def entry(self, names: Sequence[str]) -> str | None:

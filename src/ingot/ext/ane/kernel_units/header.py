@@ -1,7 +1,7 @@
-"""Read and write the header of a kernel unit; ``spec/ane-kernels.md`` lists which facts are inferred.
+"""Read and write the header of a kernel unit; ``spec/ane-kernels.md`` states which facts are inferred.
 
-The sections follow in the order of claim B25 there: activation table, palette, records of output-channel groups,
-scales, biases, weights.
+After the header follow the sections, in the order of claim B25 on that page: activation table, palette, records of
+output-channel groups, scales, biases, weights.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RECORD = 4 * RECORD_WORDS
 SPARSE, ASYMMETRIC, BLOCKS = 1, 2, 4
 """Flags of a header.
 
-``SPARSE``: the weights of a group are a mask, lowest bit first, then the values that are not masked out.
-``ASYMMETRIC``: after the scales follows an int8 zero point per channel. ``BLOCKS``: each ``block`` consecutive weights
-share a scale.
+``SPARSE``: each group is stored as a mask, with the first weight in the lowest bit, and then the values that the mask
+selects. ``ASYMMETRIC``: after the scales follows an int8 zero point per channel. ``BLOCKS``: each ``block`` consecutive
+weights share a scale.
 """
 FLAGS = SPARSE | ASYMMETRIC | BLOCKS
 MAX_UNITY = 8192
-"""Limit on the channels of an identity matrix: a unit of a few bytes decodes to the square of that many weights."""
+"""Limit on the channels of an identity matrix, because a unit of a few bytes decodes to channels * channels weights."""
 
 _FIXED = struct.Struct("<8s11I")
 _LONG = struct.Struct("<QI")
@@ -48,8 +48,11 @@ _DIGEST_AT = 252
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Entry of a section: byte offset, size of one copy in bytes, count (of tables, records or channels), type number,
-    bits per value."""
+    """Entry of a section in the header.
+
+    It has the byte offset, the size of one copy in bytes, the count of tables, records or channels, the type number,
+    and the bits per value.
+    """
 
     offset: int = 0
     length: int = 0
@@ -62,9 +65,10 @@ class Section:
 class Header:
     """Contents of a unit's first 256 bytes.
 
-    ``tiles`` is the number of weight tiles; ``ocg`` the output channels per group; ``copies`` the number of copies of
-    tables, scales and biases; ``target`` the compiler's name of the chip; ``word`` the value of the KernelCfg register,
-    0 in version 1; ``block`` the number of weights that share a scale, 0 without the flag ``BLOCKS``.
+    ``tiles`` is the number of weight tiles, and ``ocg`` the number of output channels per group. ``copies`` is the
+    number of copies of tables, scales and biases. ``target`` is the compiler's name of the chip. ``word`` is the value
+    of the KernelCfg register; 0 in version 1. ``block`` is the number of weights that share a scale; 0 without the flag
+    ``BLOCKS``.
     """
 
     kernel_format: int
@@ -92,8 +96,9 @@ class Header:
 
     @property
     def scale_dtype(self) -> str:
-        """Element type of the scales: ``f32`` if the section declares 32 bits, otherwise ``f16`` (claim B25 has
-        both)."""
+        """Element type of the scales: ``f32`` if the section declares 32 bits, otherwise ``f16``; claim B25 allows
+        both.
+        """
         return "f32" if self.sections["scale"].bits == 32 else "f16"
 
     @property
@@ -104,7 +109,8 @@ class Header:
     def stride(self, section: str) -> int:
         """Return the distance in bytes between copies of a section.
 
-        Copies of the two tables alternate, so for a table the distance is the size of both.
+        Copies of the activation table and of the palette alternate, so their distance is the size of both tables
+        together.
         """
         if section in ("lut", "pal"):
             return align(self.sections["lut"].length) + align(self.sections["pal"].length)
@@ -161,7 +167,7 @@ def is_unit(head: bytes) -> bool:
 
 
 def stored_digest(head: Buffer) -> str:
-    """Return the digest in a unit's header, as text with the algorithm's name."""
+    """Return the digest in a unit's header as text: the name of the algorithm and the value."""
     return f"crc32c:0x{_DIGEST.unpack_from(head, _DIGEST_AT)[0]:08X}"
 
 
@@ -188,9 +194,9 @@ def require_digest(source: ByteSource, location: str) -> None:
 
 
 def read_header(data: Buffer, size: int, location: str) -> Header:
-    """Return the header of a unit, from its first 256 bytes; check it against the size of the file.
+    """Return the header in ``data``, the first 256 bytes of a unit, after checking it against the size of the file.
 
-    It reads no section. Raises ``FormatError``: ``anek.magic``, ``anek.version``, ``anek.header``, ``anek.bounds``.
+    Sections are not read. Raises ``FormatError``: ``anek.magic``, ``anek.version``, ``anek.header``, ``anek.bounds``.
     """
     if len(data) < HEADER or not is_unit(bytes(data[:8])):
         raise FormatError("anek.magic", f"expected a kernel unit of at least {HEADER} bytes", where=location)

@@ -22,7 +22,7 @@ _RULE = "anek.index"
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Contents of the index: by tensor name, the file of its unit and the digest in that unit's header.
+    """Contents of the index: the file of each unit, and the digest in the unit's header, by tensor name.
 
     ``refused`` maps each kernel that the chip cannot run to the reason; the folder has no units of these kernels.
     """

@@ -1,4 +1,4 @@
-"""Pack a weight into a kernel unit: its tables, then group by group of output channels (``spec/ane-kernels.md``)."""
+"""Pack a weight into a kernel unit (``spec/ane-kernels.md``)."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class KernelWeight:
     shape : tuple of int
         Shape of the weight, output channels first.
     values : array
-        float16 of ``shape``; int8 of ``shape``; uint8 of ``shape``, the bits of E4M3; with codebooks, indices uint8 of
-        [channels / vector, weights per channel]; empty for an identity.
+        Without codebooks, an array of ``shape``: float16, int8, or the bits of E4M3 as uint8. With codebooks, indices
+        as uint8 [channels / vector, weights per channel]. Empty for an identity.
     bits : int
         Bits of a value, code or index.
     codebooks : array or None
-        [codebooks, 2**bits, vector] of float16, int8 or uint8; codebook j serves run j of the output
-        channels, which are divided into one equal run per codebook.
+        [codebooks, 2**bits, vector] of float16, int8 or uint8. The output channels are divided into equal runs, and run
+        j uses codebook j.
     mask : array of bool or None
         Mask in the shape of ``values``: True for a value that is stored, False for a zero that is not stored.
     scale, bias : array or None
-        float16 [channels]: after the multiplication, ``y = scale * (w' x) + bias``. With ``block``, scales are
-        [channels, blocks], each for a run of weights. Scales may be float32.
+        float16 [channels], applied after the multiplication by the stored values w': ``y = scale * (w' x) + bias``. If
+        ``block`` is not 0, scales are [channels, blocks], one for each run of ``block`` weights. Scales may be float32.
     lut : ActivationLut or None
         Table of the activation function.
     zero : array or None
-        int8 [channels], zero points of integers: ``w = scale * (value - zero)``.
+        Zero points of integers, int8 [channels]: ``w = scale * (value - zero)``.
     block : int
-        Number of weights of a channel that share a scale, or 0.
+        Number of consecutive weights of a channel that share a scale; 0 if all weights of a channel share it.
     unity : bool
         Whether the weight is the identity matrix times the scales.
     """
@@ -227,8 +227,9 @@ def _check_budget(lut: int, pal: int, chip: Chip) -> None:
 def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
     """Return the number of output channels of a group, a power of two.
 
-    It is large enough that each tile has at most one group (TG: 1 for 3 channels, 32 for 512). But it exceeds neither
-    the chip's limit nor the number of channels whose fp16 weights fit in 64 KiB (claim M6).
+    It is large enough that each tile has at most one group, as in TG, where it is 1 for 3 channels and 32 for 512
+    channels. It is limited by the chip's maximum, and by the number of channels whose fp16 weights fit in 64 KiB (claim
+    M6).
     """
     fitting = max(1, _KERNEL_BYTES // (2 * max(1, prod(shape[1:]))))
     per_tile = -(-shape[0] // int(chip.value("weight_tiles")))
@@ -236,9 +237,9 @@ def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
 
 
 def _geometry(weight: KernelWeight, chip: Chip) -> Header:
-    """Return the header of the unit for ``weight``, without its sections.
+    """Return the header of the unit for ``weight``, with no sections yet.
 
-    A group has at least one vector of channels.
+    The number of channels of a group is at least the vector size.
     """
     ocg = max(weight.vector, channels_per_group(weight.shape, chip))
     tiles = int(chip.value("weight_tiles"))

@@ -1,4 +1,8 @@
-"""Expose a kernel unit as tensors: parts of the file if a layout describes its encoding, otherwise decoded values."""
+"""Return the tensors of a kernel unit.
+
+If a layout describes the unit's encoding, the parts of its weight are ranges of the file; otherwise the weight is
+decoded to float16.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +95,7 @@ class UnitSource(DerivedSource):
 
 
 class DecodedCache:
-    """Cache of one unit's decoded values, for units that no layout describes; it keeps the unit that was used last."""
+    """Cache of the decoded values of one unit, the one that was read last; for units that no layout describes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,7 +105,7 @@ class DecodedCache:
         return DecodedCache, ()
 
     def values(self, source: UnitSource) -> memoryview:
-        """Return the content of a unit's weights as float16; if they are not cached, decode them."""
+        """Return the bytes of a unit's weights as float16; decode them unless they are cached."""
         with self._lock:
             if self._cached is None or self._cached[0] is not source:
                 self._cached = None  # free the memory before the next unit is decoded
@@ -136,9 +140,9 @@ class _Values(MemorySource):
 
 
 class _BitRuns:
-    """Byte source of consecutive runs of bits of a file, where some runs do not end at a byte boundary.
+    """Byte source that joins runs of bits of a file, which may end within a byte, without gaps.
 
-    ``runs`` is int64 [2, n]: the byte offset of each run in the file, and its number of bits.
+    ``runs``, int64 [2, n], has the byte offset of each run in the file, and its number of bits.
     """
 
     mapped = False
@@ -183,7 +187,7 @@ class _BitRuns:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A unit whose header was checked; of its other bytes, only the masks of a sparse unit are read."""
+    """A unit whose header was checked; ``tensors`` also reads the masks of a sparse unit and some scales."""
 
     name: str
     source: UnitSource
@@ -193,7 +197,7 @@ class Unit:
 
     @property
     def digest(self) -> str:
-        """Digest in the unit's header."""
+        """The digest in the unit's header."""
         return stored_digest(self.head)
 
     @staticmethod
@@ -227,14 +231,14 @@ class Unit:
         return Tensor(name, shape, "f16", DenseLayout.codec, {DATA: part}, {})
 
     def section(self, section: str, role: str, dtype: str, length: int | None = None) -> Part:
-        """Return the first copy of a section as a part; with ``length``, only that many bytes of it."""
+        """Return the first copy of a section as a part; with ``length``, only its first ``length`` bytes."""
         entry = self.header.sections[section]
         size = entry.length if length is None else length
         return Part(dtype, size, self.source, entry.offset, where=f"{self.name}: {role}")
 
 
 class _WeightReader:
-    """Reader of a unit's weight in its stored encoding: it finds the layout and the bytes of all groups."""
+    """Reader of a unit's weight in its stored encoding: it determines the layout and the location of all groups."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -301,8 +305,10 @@ class _WeightReader:
             )
 
     def _layout(self) -> tuple[Layout | None, dict[str, Part], str]:
-        """Return the layout (None if none fits), the other parts, and the role of the main part: values, codes or
-        indices."""
+        """Return the layout, the parts besides the main part, and the role of the main part: values, codes or indices.
+
+        The layout is None if no layout describes the encoding.
+        """
         header = self._header
         unit_format = self._format
         unit = self._unit

@@ -1,4 +1,4 @@
-"""Read kernel units from untrusted files: every value is checked before it is used."""
+"""Read kernel units; files are untrusted, so every value is checked before it is used."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ class _Reader:
         )
 
     def section(self, name: str) -> Array:
-        """Return the content of a section's first copy.
+        """Return the first copy of a section, after checking that all copies are equal and that padding is zero.
 
-        Before this, check that all copies are equal and that padding is zero.
+        Raises ``FormatError`` ``anek.copies``, ``anek.padding``.
         """
         entry = self._header.sections[name]
         copies = self._header.copies if name in ("lut", "pal", "scale", "bias") else 1
@@ -125,7 +125,7 @@ class _Reader:
         return first
 
     def _records(self) -> Array:
-        """Return the records, after checking everything in them but the offsets against the geometry in the header."""
+        """Return the records, after checking them against the header, except for the offsets of groups."""
         header = self._header
         count = -(-header.channels // header.ocg)
         raw = self.section("ocgs")
@@ -162,8 +162,10 @@ class _Reader:
         return codebooks.astype(codebooks.dtype.newbyteorder("="))
 
     def _scales(self) -> tuple[Array | None, Array | None]:
-        """Return the scales, [channels] or [channels, blocks], and the zero points that follow them (None without
-        the flag)."""
+        """Return the scales, [channels] or [channels, blocks], and the zero points that follow them.
+
+        Both are None without scales. The zero points are None without the flag ``ASYMMETRIC``.
+        """
         header = self._header
         raw = self.section("scale")
         dtype = numpy_dtype(header.scale_dtype)
@@ -180,7 +182,9 @@ class _Reader:
         return raw.view("<f2").astype(np.float16) if raw.size else None
 
     def _groups(self) -> tuple[Array, Array | None]:
-        """Return values and mask of all groups; check that each group begins where the one before it ends."""
+        """Return the values and the mask of all groups, after checking that each group begins at the end of the group
+        before it.
+        """
         header = self._header
         stream = self.section("weights")
         per = header.per_channel

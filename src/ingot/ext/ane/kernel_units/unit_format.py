@@ -30,8 +30,7 @@ class UnitFormat:
 
 
 def unit_format(header: Header, location: str) -> UnitFormat:
-    """Return the decoded kernel format of a unit, after checking that the rest of the header fits it, section sizes
-    included.
+    """Return the decoded kernel format of a unit, after checking that all other fields of the header fit it.
 
     Raises ``FormatError``: ``anek.kind``, ``anek.header``, ``anek.version``, ``anek.records``.
     """
@@ -87,7 +86,10 @@ def _decode_format(header: Header, refuse: Callable[..., FormatError]) -> UnitFo
 
 
 def _word_fits(header: Header, unit_format: UnitFormat) -> bool:
-    """Return whether the kernel word matches the kernel format; its bit for the detection of zeros is ignored."""
+    """Return whether the KernelCfg register in the header fits the kernel format.
+
+    Its bit for the detection of zeros is ignored.
+    """
     sparse = bool(header.flags & SPARSE)
     zero = bool(header.flags & ASYMMETRIC)
     kernel_format = KernelKind(
@@ -100,7 +102,7 @@ def _word_fits(header: Header, unit_format: UnitFormat) -> bool:
 
 
 def _sizes(header: Header, unit_format: UnitFormat) -> dict[str, tuple[int, ...]]:
-    """Return the allowed sizes in bytes of each section but the weights."""
+    """Return the allowed sizes in bytes of each section, except the weights."""
     scales = (4 if header.scale_dtype == "f32" else 2) * header.channels * header.scales
     zeros = header.channels if header.flags & ASYMMETRIC else 0
     requires_scales = bool(header.flags & (ASYMMETRIC | BLOCKS))

@@ -19,8 +19,9 @@ from ingot.model.store import MergedStore, Store
 
 
 class AddedForms(NpydirFormat):
-    """Format that adds four-bit arrays to an existing Squish directory; it writes each tensor as the matrix of its
-    codes.
+    """Format that adds four-bit arrays to an existing Squish directory.
+
+    It writes each tensor with the shape of the matrix of its codes.
 
     Parameters
     ----------
@@ -42,9 +43,9 @@ class AddedForms(NpydirFormat):
         self.directory = directory
 
     def read(self, store: Store, name: str, *, verify: bool = True) -> Catalog:
-        """Read the directory as if the arrays in ``store`` were already in it; return the tensors named in ``keys``.
+        """Return the tensors named in ``keys``, read from the directory together with the new arrays in ``store``.
 
-        The shape of each returned tensor is that of the matrix of its codes, because that is how this format writes it.
+        Each tensor has the shape of the matrix of its codes, as it was written.
         """
         catalog = super().read(MergedStore(store, self.directory), MANIFEST, verify=verify)
         tensors = {name: catalog.tensors[name] for name in self.keys}
@@ -61,8 +62,10 @@ class AddedForms(NpydirFormat):
         return heads + sum(part.at_most for spec in artifact.tensors for part in spec.parts)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> AddedFormsWriter:
-        """Return a writer of the arrays; its ``finish`` returns the arrays, ``ingot.json`` and the sentinel, in this
-        order."""
+        """Return a writer of the arrays.
+
+        Its ``finish`` returns the names of the arrays, of ``ingot.json`` and of the sentinel, in this order.
+        """
         return AddedFormsWriter(target, artifact, options, self)
 
 
@@ -77,8 +80,10 @@ class AddedFormsWriter(NpydirWriter):
         self._format = format
 
     def finish(self) -> list[str]:
-        """Write ``ingot.json`` and the sentinel; return all file names in the order in which they must become
-        visible."""
+        """Write ``ingot.json`` and the sentinel; return all file names.
+
+        The files must be renamed to their final names in this order.
+        """
         self._order.finish()
         sidecar = self._format.sidecar
         if sidecar is not None:

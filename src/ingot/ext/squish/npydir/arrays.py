@@ -83,7 +83,8 @@ _USUAL = 512
 class Array:
     """An array file that was opened and whose header was checked.
 
-    ``head`` are the bytes of the header. ``values`` is a source of the same file; it is in memory if the file is small.
+    ``head`` are the bytes of the header. ``source`` and ``values`` are sources of the same file; ``values`` is in
+    memory if the file is small.
     """
 
     name: str
@@ -97,7 +98,8 @@ class Array:
 class Group:
     """The array files of one tensor, by suffix.
 
-    ``paths`` are those that Ingot reads; ``foreign`` are descriptions of the others.
+    ``paths`` has the paths of arrays that Ingot can read. ``foreign`` has descriptions of arrays that Ingot cannot
+    read.
     """
 
     key: str
@@ -106,7 +108,7 @@ class Group:
 
 
 def list_arrays(store: Store) -> tuple[dict[str, Group], list[str]]:
-    """Return the files of each tensor by safe key, and the names in ``tensors/`` that are not arrays.
+    """Return the array files of each tensor by safe key, and the names of files in ``tensors/`` that are not arrays.
 
     Raises
     ------

@@ -129,8 +129,8 @@ def _quantized_arrays(spec: TensorSpec) -> tuple[ArraySpec, ...]:
 class _StorageForm:
     """A quantized layout that a Squish directory can store, and the arrays that store it.
 
-    The fields are the suffixes of the arrays, the type of codes, and the type of scales. If ``flat_group`` is true, a
-    scale serves a run of ``FLAT_GROUP`` elements in row-major order, whatever the shape.
+    The fields are the suffixes of the arrays, the type of codes, and the type of scales. If ``flat_group`` is true,
+    each run of ``FLAT_GROUP`` elements in row-major order shares a scale, for any shape.
     """
 
     suffixes: tuple[str, ...]

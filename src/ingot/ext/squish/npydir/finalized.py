@@ -50,7 +50,7 @@ class NpyFormat(Format):
         return store.exists(ARRAYS_READY)
 
     def fallback_entry(self, names: Sequence[str], store: Store) -> str | None:
-        """Return the sentinel of a Squish directory's finalized arrays, if they are complete."""
+        """Return the path of the sentinel of a Squish directory's finalized arrays; None if it does not exist."""
         entry = f"{FINALIZED}/{ARRAYS_READY}"
         return entry if f"{FINALIZED}/" in names and store.exists(entry) else None
 
@@ -67,9 +67,9 @@ class NpyFormat(Format):
         return why_name_unsupported(spec.name)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the given order, which the format accepts as it is.
+        """Return the order of ``specs`` unchanged, because the format stores tensors in any order.
 
-        Raises ``UnsupportedError`` ``npydir.collision`` for a name that would be read back as another one.
+        Raises ``UnsupportedError`` ``npydir.collision`` if reading the folder would give a tensor another name.
         """
         files = [spec.name + SUFFIX for spec in specs]
         for spec, back in zip(specs, _tensor_names(files), strict=True):

@@ -43,7 +43,7 @@ class NpydirFormat(Format):
         return store.exists(READY)
 
     def fallback_folder(self, store: Store) -> str | None:
-        """Return the packed folder of a Squish directory without other storage forms; None if none is complete."""
+        """Return the folder of a complete packed tier, preferably with 4 bits; None if there is no such tier."""
         folders = store.folders()
         for tier in (FOUR_BIT, THREE_BIT):
             if tier.path in folders and any(store.exists(mark) for mark in tier.marks):
@@ -55,7 +55,7 @@ class NpydirFormat(Format):
         return why_unsupported(spec)
 
     def order(self, specs: Sequence[TensorSpec]) -> Sequence[int]:
-        """Return the given order, which the format accepts as it is.
+        """Return the order of ``specs`` unchanged, because the format stores tensors in any order.
 
         Raises ``UnsupportedError`` ``npydir.collision`` for names that result in the same file names.
         """
@@ -74,7 +74,7 @@ class NpydirFormat(Format):
         return json_metadata(values)
 
     def file_name(self, stem: str) -> str:
-        """Return the name of the manifest, whatever the stem."""
+        """Return the name of the manifest, which does not depend on the stem."""
         return MANIFEST
 
     def size(self, artifact: Artifact, options: WriteOptions) -> int:

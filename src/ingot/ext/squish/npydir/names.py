@@ -48,8 +48,10 @@ COMPRESSIONS = ("", ".zst", ".br")
 
 
 def safe_key(name: str) -> str:
-    """Return the tensor name as file names contain it: each dot becomes two underscores, so two names can have the
-    same key."""
+    """Return the safe key of a tensor name, which file names contain: each dot becomes two underscores.
+
+    Two names can have the same key.
+    """
     return name.replace(".", "__")
 
 
@@ -105,10 +107,12 @@ def encode_manifest(names: Iterable[str]) -> bytes:
 
 
 def parse_manifest(data: bytes, keys: Iterable[str], location: str) -> dict[str, str]:
-    """Return safe keys by tensor name, whichever of the two the file has as its JSON keys.
+    """Return safe keys by tensor name.
 
-    ``keys`` are the safe keys of the files in ``tensors/``; they decide the direction of the mapping if the names alone
-    do not.
+    The file maps names to safe keys, or safe keys to names.
+
+    ``keys`` are the safe keys of the files in ``tensors/``. They decide the direction of the mapping if neither
+    direction follows the rule of ``safe_key``.
 
     Raises
     ------
@@ -159,7 +163,7 @@ def parse_manifest(data: bytes, keys: Iterable[str], location: str) -> dict[str,
 def _is_by_name(pairs: Mapping[str, str], keys: set[str]) -> bool:
     """Return whether the manifest maps names to safe keys, and not safe keys to names.
 
-    If the rule that makes safe keys does not decide, the direction with more existing files is assumed.
+    If neither direction follows the rule of ``safe_key``, the direction with more existing files is assumed.
     """
     if all(json_value == safe_key(json_key) for json_key, json_value in pairs.items()):
         return True

@@ -1,4 +1,4 @@
-"""The header of a ``.npy`` file, read and written by ``numpy.lib.format``, with checks of hostile headers.
+"""Read and write the header of a ``.npy`` file by ``numpy.lib.format``, with checks against hostile headers.
 
 NumPy evaluates the dictionary in the header as literals, which runs no code, and never unpickles here. A header is
 refused before NumPy reads it if it is longer than ``MAX_HEADER``, and after if it describes anything but little-endian

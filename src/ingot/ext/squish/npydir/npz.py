@@ -1,4 +1,4 @@
-"""Read ``.npz`` archives: arrays of ``numpy.savez``, or those of a Squish directory with a separate manifest."""
+"""Read ``.npz`` archives: arrays of ``numpy.savez``, or a Squish directory in an archive with a separate manifest."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _plain_catalog(source: ByteSource, name: str) -> Catalog:
     Raises
     ------
     FormatError
-        ``npz.manifest``: arrays of squish, which their manifest describes; ``npz.member``: a member that is no array;
+        ``npz.manifest``: arrays of squish without their manifest; ``npz.member``: a member that is no array;
         ``archive.*``, and the rules of ``.npy`` headers, such as ``npydir.npy-object`` for Python objects.
     UnsupportedError
         ``npydir.npy-dtype``

@@ -1,5 +1,4 @@
-"""Read a Squish directory: its manifest, ``ingot.json``, the header of every array, and the storage form of each
-tensor."""
+"""Read the manifest, ``ingot.json`` and array headers of a Squish directory, and choose each tensor's storage form."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ _MAX_PROGRESS = 16 << 20
 class _Reading:
     """The state of reading a directory: its store and options, and the headers and sources opened so far.
 
-    ``unused`` are notes on storage forms that are not read.
+    ``unused`` are descriptions of storage forms that are not read.
     """
 
     store: Store
@@ -105,8 +104,9 @@ def read_catalog(store: Store, *, verify: bool = True) -> Catalog:
 
 
 def _require_finished(store: Store) -> None:
-    """Refuse a directory that squish's program did not finish: its manifest names the tensors of the first shards
-    only."""
+    """Raise an error if squish's program did not finish the directory; its manifest then lacks tensors of later
+    shards.
+    """
     if not store.exists(PROGRESS):
         return
     raw = store.read(PROGRESS, _MAX_PROGRESS, "npydir.progress")
@@ -125,7 +125,7 @@ def _require_finished(store: Store) -> None:
 
 
 def _require_files(size: int, groups: int) -> None:
-    """Refuse, before it is parsed, a manifest that is too large for the number of tensors with files.
+    """Raise an error if a manifest is too large for the number of tensors with files; called before it is parsed.
 
     A tensor's name is no longer than its safe key, which is at most 255 bytes as part of a file name, and six times as
     long if JSON escapes it.
@@ -184,7 +184,10 @@ def _check_header(array: Array, expected: str) -> None:
 
 
 def _check_other(tensor: Tensor, other_form: StorageForm, group: Group, entry: Entry | None, reading: _Reading) -> None:
-    """Check a storage form of a tensor that was not chosen, if it is complete; note an incomplete one as unused."""
+    """Check another storage form of a tensor that was not chosen.
+
+    If it is incomplete, it is added to ``reading.unused`` instead.
+    """
     if other_form.bits == 4 and "q" in group.paths and not reading.int4_ready:
         reading.unused.append(f"{group.key}: four bits, not marked as complete by {INT4_READY}")
         return
@@ -201,8 +204,7 @@ def _check_other(tensor: Tensor, other_form: StorageForm, group: Group, entry: E
 
 
 def _check_sentinel(tensor: Tensor, storage: StorageForm, group: Group, reading: _Reading) -> None:
-    """Refuse a directory that is marked as complete at four bits but lacks a four-bit form that its tensor could
-    have."""
+    """Raise an error if four-bit forms are marked as complete, but the tensor has none although it could have one."""
     if (
         reading.int4_ready
         and storage.bits == 8

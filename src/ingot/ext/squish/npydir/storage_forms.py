@@ -1,4 +1,4 @@
-"""Turn the arrays of a tensor into its codec, parameters and parts, and choose between its storage forms."""
+"""Choose among the storage forms of a tensor, and build the tensor from the arrays of a form."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The layout that arrays of a storage form describe, and which array each part is read from.
+    """The layout of a tensor in a storage form, and the array from which each part is read.
 
-    ``shape`` is that of the original tensor. ``parts`` maps each role to the element type and the array suffix of its
-    part. ``lengths`` are sizes in bytes of parts that are shorter than their arrays. ``tables`` are the parts without
-    an array: element type and values by role.
+    ``shape`` is the shape of the original tensor. ``parts`` maps each role to the element type of its part and the
+    suffix of its array. ``lengths`` has the sizes in bytes of parts that are shorter than their arrays. ``tables`` has
+    the element type and the values of parts that have no array.
     """
 
     shape: Shape
@@ -134,11 +134,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StorageForm:
-    """A variant of storing a tensor as several arrays, which it recognizes by the suffixes of their names.
+    """A variant of storing a tensor as several arrays, whose names have the given suffixes.
 
-    A tensor has the variant if the array with the first suffix exists. ``make`` builds the tensor from the arrays by
-    suffix, the declared shape of the original (None if there is no shape array), the file name for messages, and the
-    element type. It is None for dense tensors.
+    A tensor is stored in this form if the array with the first suffix exists. ``make`` returns the description of a
+    tensor; it is None for dense tensors. Its arguments are the arrays by suffix, the declared shape of the original,
+    the file name for messages, and the element type. The declared shape is None if there is no shape array.
     """
 
     name: str
@@ -151,10 +151,10 @@ class StorageForm:
 
 
 def choose(group: Arrayed, *, int4_ready: bool) -> StorageForm | None:
-    """Return the storage form to read, by squish's order of preference; None if no form is present.
+    """Return the present storage form that squish prefers; None if no form is present.
 
-    A four-bit form next to the eight-bit form is chosen only if the directory's sentinel marks the four-bit forms as
-    complete.
+    If the eight-bit form is present, a four-bit form is chosen only if ``int4_ready`` is set: the sentinel that marks
+    all four-bit forms as complete exists.
     """
     for candidate in STORAGE_FORMS:
         unfinished = candidate.name in ("q4a", "q4") and "q" in group.paths and not int4_ready
@@ -281,7 +281,7 @@ def _affine(
 ) -> Stored:
     """Return the description of an affine tensor whose codes are a matrix of shape ``matrix``.
 
-    The layout gets this matrix if it differs from the tensor's own.
+    The layout gets this shape if it differs from the default matrix of the tensor's shape.
     """
     shape = _shape(declared_shape, matrix, location)
     with_matrix = layout if layout.matrix_of(shape) == matrix else replace(layout, matrix=matrix)
@@ -311,8 +311,10 @@ def _scales(array: Array, allowed_dtypes: tuple[str, ...]) -> str:
 
 
 def _grid(array: Array, rows: int, cols: int) -> Grid:
-    """Return which elements share a scale: a row, or a group of columns; the group size follows from the number of
-    scales."""
+    """Return which elements share a scale: all elements of a row, or a group of columns.
+
+    The group size follows from the number of scales.
+    """
     shape = array.header.shape
     if shape in ((rows,), (rows, 1)):
         return ROW
@@ -375,7 +377,7 @@ def _nf4(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str
 def _int3(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
     """Return the description of MiLo's three-bit form.
 
-    Eight codes in row-major order take three bytes; a run of codes has a scale and a zero point.
+    Codes are in row-major order, and eight codes take three bytes. Each run of codes shares a scale and a zero point.
     """
     if len(arrays["q3"].header.shape) == 2:
         raise UnsupportedError(
@@ -410,8 +412,10 @@ def _int3(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: st
 
 
 def _run_length(size: int, runs: int) -> int | None:
-    """Return the number of elements that share a scale if ``size`` elements have ``runs`` scales; None if it is
-    ambiguous."""
+    """Return the number of elements that share a scale if ``size`` elements have ``runs`` scales.
+
+    Returns None if no number or several numbers are possible. Powers of two are preferred, first ``FLAT_GROUP``.
+    """
     if not size or not runs:
         return None
     candidates = [run for run in (FLAT_GROUP, *(1 << power for power in range(2, 21))) if -(-size // run) == runs]
@@ -422,7 +426,7 @@ def _run_length(size: int, runs: int) -> int | None:
 
 
 def _milo(arrays: Arrays, declared_shape: Shape | None, location: str, dtype: str) -> Stored:
-    """Return the description of MiLo's three-bit form with two factors that correct its quantization error."""
+    """Return the description of MiLo's three-bit form with a low-rank correction of its quantization error."""
     inner = _int3(arrays, declared_shape, location, dtype)
     rows, cols = matrix_shape(inner.shape)
     rank = _check_array(arrays["lra"], SCALE)[1]

@@ -37,7 +37,7 @@ _INT4 = ("q4", "q4a")
 
 
 class _ValueHasher:
-    """Computes the digest of values in the tensor's element type, from values written in a wider type."""
+    """Computes the digest of a tensor's values in its element type, while they are written in a wider type."""
 
     def __init__(self, digest: str, stored: str, dtype: str) -> None:
         self._hasher = checksums.hasher(digest)
@@ -223,7 +223,8 @@ def head_digest(digest: str, dtype: str, shape: Sequence[int]) -> str:
 
 
 def _shape_head(shape: Sequence[int], digest: str | None) -> dict[str, str]:
-    """Return the entry of ``heads`` for the array that stores a tensor's shape: its suffix to its header's digest.
+    """Return the entry of ``heads`` for the array that stores a tensor's shape: its suffix and the digest of its
+    header.
 
     Empty if ``digest``, the algorithm, is None.
     """
@@ -231,7 +232,7 @@ def _shape_head(shape: Sequence[int], digest: str | None) -> dict[str, str]:
 
 
 def _heads(arrays: Sequence[ArraySpec], digest: str | None) -> dict[str, str]:
-    """Return the entries of ``heads`` for a tensor's arrays: each suffix to the digest of the array's header.
+    """Return the entries of ``heads`` for a tensor's arrays: the digests of their headers by suffix.
 
     Empty if ``digest``, the algorithm, is None.
     """
@@ -239,7 +240,10 @@ def _heads(arrays: Sequence[ArraySpec], digest: str | None) -> dict[str, str]:
 
 
 def sentinels(arrays: Mapping[str, Sequence[ArraySpec]]) -> list[str]:
-    """Return the sentinels to write: that of four bits too if every quantized tensor has a four-bit form."""
+    """Return the sentinels to write.
+
+    If every quantized tensor has a four-bit form, they include the sentinel of the four-bit forms.
+    """
     quantized = [specs[0].suffix for specs in arrays.values() if is_quantized(specs)]
     complete = bool(quantized) and all(suffix in _INT4 for suffix in quantized)
     return [READY, INT4_READY] if complete else [READY]

@@ -41,11 +41,11 @@ from ingot.translate.mlx_families import is_opened
 
 @dataclass(frozen=True, slots=True)
 class BuildReport(Reportable):
-    """The tier after a build; ``built`` is False if it was complete before. ``nbytes`` is the size of its files.
+    """The tier after a build. ``nbytes`` is the size of its files; ``built`` is False if it was complete before.
 
-    ``raised`` are the tensors that have more bits than the tier's name states; ``gate`` is the result of its gate.
-    ``exact`` is the number of tensors with the exact values of source arrays below 8 bits, ``requantized`` the number
-    of tensors that were quantized again from such arrays.
+    ``raised`` are the tensors that have more bits than the tier's name states; ``gate`` is the result of its gate. Two
+    fields count tensors if source arrays have fewer than 8 bits. ``exact`` is the number of tensors that have exactly
+    the source's values. ``requantized`` is the number of tensors that were quantized again.
     """
 
     tier: str
@@ -90,7 +90,7 @@ def build(options: BuildOptions) -> BuildReport:
     Raises
     ------
     UsageError
-        ``tier.no-directory``; ``tier.unknown``; ``tier.not-built``: the source tensors are no built tier;
+        ``tier.no-directory``; ``tier.unknown``; ``tier.not-built``: ``tensors`` is the source, not a built tier;
         ``tier.no-source``; ``tier.no-gate``: a gate for an exact tier; ``tier.ungated``: 3 bits without a gate;
         ``tier.requantize``.
     CodecError
@@ -200,7 +200,7 @@ def _build(directory: Directory, tier: Tier, options: BuildOptions) -> ReusableT
 def _maker(source: Location, target: Location, tier: Tier, options: BuildOptions) -> Callable[[Recipe], object]:
     """Return a function that converts the tensors at ``source`` to the tier at ``target``, given a recipe.
 
-    Models that mlx_lm cannot open have packed tiers too, because Ingot loads them; these tiers keep the tensor names.
+    If mlx_lm cannot open a model, its packed tiers keep the tensor names, because only Ingot loads them.
     """
     keep_names = tier.format == MlxFormat.name and not is_opened(config_of(source))
 
@@ -249,9 +249,10 @@ def _stamps(store: Store) -> dict[str, Stamp]:
 
 
 def _buildable(location: Location, *tiers: Tier, rule: str = "tier.no-source") -> Directory:
-    """Return the Squish directory at ``location``, which must have source tensors.
+    """Return the Squish directory at ``location``, after checking that it has source tensors.
 
-    Raises ``UsageError`` for another folder, and for ``tiers`` that are not built from the source tensors.
+    Raises ``UsageError`` ``tier.no-directory`` for another folder, ``rule`` if there are no source tensors, and
+    ``tier.not-built`` if one of ``tiers`` is the source itself.
     """
     if not is_squish_directory(location):
         raise UsageError(

@@ -34,7 +34,8 @@ _ROUNDING = {
 class Choice:
     """The tier that a runtime loads, and the reasons for the choice.
 
-    ``location`` can be opened with ``ingot.open``. ``skipped`` has the reasons against the tiers before it.
+    ``location`` can be opened with ``ingot.open``. ``skipped`` has the names of preferred tiers that were not chosen,
+    with the reasons.
     """
 
     location: Location
@@ -70,15 +71,15 @@ def choose(path: AnyPath, runtime: str = "torch", *, keep_packed: bool = False, 
     runtime : {"torch", "mlx"}
         Runtime that loads the weights.
     keep_packed : bool
-        Whether the weights stay packed, for torch.
+        Whether the weights stay packed; ignored for MLX.
     dtype : optional
-        Element type of the loaded weights; by default that of ``preferred_dtype``. Tiers that would round to another
-        type come after the tensors.
+        Element type of the loaded weights; by default the result of ``preferred_dtype``. A tier of a type that would
+        round these values is used only if the source tensors cannot be used.
 
     Raises
     ------
     UsageError
-        ``tier.no-directory``; ``tier.runtime``; ``tier.none``: no tier can be used; the message has the reasons.
+        ``tier.no-directory``; ``tier.runtime``; ``tier.none``: no tier can be used; the message states why.
     """
     location = Location.parse(path)
     order = _order(runtime, keep_packed, preferred_dtype(location, dtype))

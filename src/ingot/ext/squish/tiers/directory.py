@@ -26,7 +26,7 @@ class Directory(LocalFolder):
         super().__init__(location.store().require_path("", "changing a Squish directory in place"))
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the directory's lock; wait for another process that holds it.
+        """Return a context that holds the directory's lock; it waits while another process holds the lock.
 
         Raises ``ResourceError`` ``tier.locked`` after an hour, ``store.read-only`` if the directory is not writable.
         """
@@ -39,7 +39,7 @@ class Directory(LocalFolder):
 
 
 def resumed(run: Callable[[bool], T], discard: Callable[[], object]) -> T:
-    """Return ``run(True)``, which continues an interrupted run of the same plan.
+    """Return the result of ``run(True)``, which continues an interrupted run of the same plan.
 
     If the staged files belong to another plan or source, ``run(False)`` starts again. After an error ``discard``
     removes the staged files; an interruption keeps them for the next run.

@@ -16,14 +16,14 @@ from ingot.recipes.recipe import Recipe, resolve
 from ingot.stores.location import Location
 
 ROUNDS = 3
-"""Number of bisection steps over the number of tensors with more bits, after none and all were tried."""
+"""Number of bisection steps after the first two attempts, over the number of tensors with more bits."""
 
 
 class Gate(Protocol):
     """A measurement of a model's quality; ``ingot.ext.squish.gate.PerplexityGate`` implements it.
 
-    ``text`` identifies the measurement, so that results of earlier builds can be compared. ``max_rise`` is the limit
-    on the relative rise of the perplexity over the reference's.
+    ``text`` identifies the measurement, so that results of earlier builds can be compared. ``max_rise`` is the limit on
+    the relative rise of the perplexity over that of the source tensors.
     """
 
     @property
@@ -57,7 +57,7 @@ class GateResult:
 
     @property
     def rise(self) -> float:
-        """Relative rise of the perplexity over the reference's."""
+        """Relative rise of the perplexity over that of the source tensors."""
         return self.perplexity / self.reference - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -77,11 +77,12 @@ def gate_result_from_json(value: Any) -> GateResult | None:
 
 
 class Search:
-    """Build a tier repeatedly until it passes its gate, with as few additional bits as possible.
+    """Builds a tier several times, to find one that passes its gate with few additional bits.
 
-    The first attempt is the recipe, which gives more bits to tensors with large errors. The second gives more bits to
-    every tensor that may have them; if it fails, the search fails. Then a bisection of ``ROUNDS`` steps looks for a
-    smaller number of tensors with more bits; tensors with the lowest signal-to-noise ratio come first.
+    The first attempt uses ``recipe``, which gives more bits to tensors with large errors. If it fails, the second
+    attempt gives more bits to every tensor for which the recipe has candidates. If it fails too, the search fails.
+    Otherwise a bisection of ``ROUNDS`` steps looks for a smaller number of tensors with more bits. Tensors with the
+    lowest signal-to-noise ratio get them first.
 
     Parameters
     ----------
@@ -107,12 +108,12 @@ class Search:
         self._build_count = 0
 
     def run(self) -> GateResult:
-        """Build the smallest tier found that passes; return the gate's result.
+        """Run the search; return the gate's result for the tier that remains on the disk.
 
         Raises
         ------
         CodecError
-            ``tier.gate``: no attempt passes; the last attempt remains on the disk.
+            ``tier.gate``: no attempt passes. The tier of the last attempt remains on the disk.
         """
         perplexity = self._attempt(self._recipe)
         if self._passes(perplexity):
@@ -126,7 +127,10 @@ class Search:
         return self._passed(self._halve(ratios, perplexity))
 
     def _halve(self, ratios: list[float], best_perplexity: float) -> float:
-        """Find a smaller number of tensors that passes; return the perplexity of the tier that remains on the disk."""
+        """Find a smaller number of tensors with more bits for which the tier passes.
+
+        Returns the perplexity of the tier that remains on the disk.
+        """
         too_few = 0
         enough = len(ratios)
         count = len(ratios)
@@ -181,7 +185,7 @@ class Search:
 
 
 def with_threshold(recipe: Recipe, ratio: float) -> Recipe:
-    """Return a recipe whose rules with candidates require a signal-to-noise ratio of at least ``ratio`` dB."""
+    """Return a recipe whose rules accept a candidate only if its signal-to-noise ratio is at least ``ratio`` dB."""
 
     def with_min_snr(choice: Any) -> Any:
         if not isinstance(choice, Measured) or choice.min_snr_db is None:

@@ -53,10 +53,10 @@ _INT8 = ("q", "s")
 class Int4Report(Reportable):
     """The result of ``add_int4``: the tensors by treatment, and the sizes of both forms.
 
-    ``converted`` are the tensors that got a four-bit form now; ``unchanged`` are those that stay at eight bits, because
-    no group size divides their columns. ``int8_bytes`` and ``int4_bytes`` are the sizes of the files of the tensors
-    with both forms; ``dropped`` is whether their eight-bit files were removed. ``resumed`` is the number of tensors
-    that an interrupted run had written.
+    ``converted`` are the tensors that got a four-bit form now. ``unchanged`` are tensors that stay at eight bits,
+    because no group size divides their columns. ``int8_bytes`` and ``int4_bytes`` are the sizes of the files of both
+    forms, for tensors that have both. ``dropped`` states whether their eight-bit files were removed. ``resumed`` is the
+    number of tensors that an interrupted run had written.
     """
 
     path: str
@@ -93,9 +93,9 @@ class Int4Report(Reportable):
 class _Planned:
     """The plan of adding four-bit arrays to a directory.
 
-    ``keys`` has the safe keys of the tensors that have both forms afterwards, ``added`` those of the tensors that get
-    the four-bit form now. ``unchanged`` are the tensors that stay at eight bits. ``int8_size`` and ``int4_size`` are
-    the sizes in bytes of the files of both forms afterwards.
+    ``keys`` maps the tensors that have both forms afterwards to their safe keys. ``added`` does the same for the
+    tensors that get a four-bit form now. ``unchanged`` are the tensors that stay at eight bits. ``int8_size`` and
+    ``int4_size`` are the sizes in bytes of the files of both forms afterwards.
     """
 
     plan: Plan
@@ -247,7 +247,8 @@ def _require_requested(tensor: Tensor, layout: AffineLayout, options: Int4Option
 def _group(cols: int, options: Int4Options) -> int | None:
     """Return the number of columns that share a scale in rows of ``cols`` columns.
 
-    It is the requested number, else the largest smaller power of two that divides the columns; None if there is none.
+    It is the requested number if that divides the columns, else the largest smaller power of two that divides them.
+    Returns None if it would be below ``MIN_GROUP``.
     """
     group = options.group or GROUP
     while group >= MIN_GROUP:
@@ -258,7 +259,7 @@ def _group(cols: int, options: Int4Options) -> int | None:
 
 
 def _step(tensor: Tensor, layout: AffineLayout, options: Int4Options) -> Encode | None:
-    """Return the step that encodes a tensor to four bits; None if no group size fits.
+    """Return the step that encodes a tensor to four bits; None if no group size divides its columns.
 
     The tensor is decoded to f32, in the shape of the matrix of its codes.
     """
@@ -323,8 +324,11 @@ def _size(store: Store, names: Sequence[str]) -> int:
 
 
 def _drop(directory: Directory, keys: Mapping[str, str]) -> None:
-    """Remove eight-bit arrays: first their entries in ``ingot.json``, then codes, then scales, which readers ignore if
-    there are no codes."""
+    """Remove the eight-bit arrays of the tensors ``keys``.
+
+    Their entries in ``ingot.json`` are removed first, then codes, and scales last, because readers ignore scales
+    without codes.
+    """
     sidecar_before = _sidecar(directory)
     if sidecar_before is not None:
         manifest = directory.read(MANIFEST, MAX_MANIFEST, "npydir.manifest-length")

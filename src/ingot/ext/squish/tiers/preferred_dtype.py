@@ -15,8 +15,7 @@ from ingot.stores.location import Location
 def preferred_dtype(location: Location, requested: Any = None) -> str | None:
     """Return the canonical name of the requested type, else of the type in config.json, else of the first float tensor.
 
-    Return None if there is none of these, or if one is invalid; the code that uses the type or the file raises the
-    error.
+    Return None if there is no such type, or if a type or the file is invalid. The code that uses it raises the error.
     """
     config = config_of(location)
     for value in (requested, config.get("dtype"), config.get("torch_dtype")):

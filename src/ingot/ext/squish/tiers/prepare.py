@@ -1,4 +1,4 @@
-"""Prepare a Squish directory for loading: choose the best complete tier; on the first load, build one."""
+"""Prepare a Squish directory for loading: choose the best complete tier, and build a tier on the first load."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def prepare(
 ) -> Choice:
     """Return the tier to load; on the first load, build a tier that later loads use.
 
-    The built tier is the bf16 tier. For MLX, it is the 4-bit or 3-bit packed folder if the tensors have 4 or 3 bits in
-    a layout that MLX can use. If the preferred type is not bf16, the bf16 tier would round, and none is built.
+    Normally the bf16 tier is built, but only if the preferred type is bf16 or unknown, because it would round other
+    types. Exception: for MLX and source arrays below 8 bits, the 4-bit or 3-bit tier is built. It must be able to store
+    all tensors with exactly their values.
 
     If the disk is full or read-only, or if the tier's type cannot represent a value, the tensors are decoded into
     memory instead, and a note says so.
@@ -73,7 +74,7 @@ def prepare(
 
 
 def _first_tier(location: Location, runtime: str, dtype: Any) -> Tier | None:
-    """Return the tier that the first load builds; None if loading the tensors is best."""
+    """Return the tier that the first load builds; None if no tier is to be built."""
     if runtime == "mlx":
         for tier in (FOUR_BIT, THREE_BIT):
             reusable = reusable_tensors(location, tier)

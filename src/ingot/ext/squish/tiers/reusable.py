@@ -23,11 +23,10 @@ _EIGHT_BITS = 8  # arrays with fewer bits are reused
 
 @dataclass(frozen=True, slots=True)
 class ReusableTensors:
-    """The tensors of a directory with arrays below 8 bits, by their treatment in a tier.
+    """The tensors of a directory that has arrays below 8 bits, by their treatment when a tier is built.
 
     ``names`` are tensors that keep their values: their integers are copied or packed differently, and dense tensors
-    stay dense. ``again`` are tensors below 8 bits in a layout that the tier's format cannot store. Both are empty if no
-    array has fewer than 8 bits.
+    stay dense. ``again`` are tensors that must be quantized again. Both are empty if no array has fewer than 8 bits.
     """
 
     names: Sequence[str] = ()
@@ -77,7 +76,7 @@ def reusable_tensors(location: Location, tier: Tier) -> ReusableTensors:
 def _bits(tensor: Tensor) -> int:
     """Return the bits of a tensor's codes.
 
-    This is 8 for lossless and unknown codecs, and 4 for lossy ones without the parameter ``bits``.
+    Returns 8 for lossless and unknown codecs, and 4 for lossy codecs without the parameter ``bits``.
     """
     if tensor.codec == AffineLayout.codec:
         return int(tensor.params["bits"])

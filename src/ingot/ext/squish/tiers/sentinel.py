@@ -53,7 +53,7 @@ def encode(sentinel: Sentinel) -> bytes:
 
 
 def read(store: Store, name: str) -> Sentinel | None:
-    """Return the record that Ingot wrote; None for a sentinel of another program, which is usually empty."""
+    """Return the record in a sentinel that Ingot wrote; None for another program's sentinel, which is usually empty."""
     try:
         root: Any = json.loads(store.read(name, _LONGEST, "npydir.manifest-length"))
     except (IngotError, ValueError, RecursionError):

@@ -1,4 +1,7 @@
-"""Record the state of files at a build, and compare it later: by size and times, else by the content's checksum."""
+"""Record the state of files when a tier is built, and compare files with it later.
+
+Files are compared by size and times; if times differ, by a checksum of the content.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +73,9 @@ def take(store: Store, names: Iterable[str]) -> dict[str, FileState]:
 def difference(store: Store, snapshot: Snapshot, names: Iterable[str] | None = None) -> str | None:
     """Return a description of the first difference between files and their snapshot; None if there is none.
 
-    Files with other times are read and compared by content, so a copied or downloaded directory stays valid. If
-    ``names`` is given, it lists the present files, and a file that is not in the snapshot is a difference.
+    Files whose times differ are read and compared by content, so a copied or downloaded directory stays valid. If
+    ``names`` is given, it contains the names of the present files. A name that is not in the snapshot is then a
+    difference too.
     """
     if names is not None:
         extra = sorted(set(names) - set(snapshot))

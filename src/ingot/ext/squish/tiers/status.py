@@ -243,7 +243,7 @@ def _state_by_record(store: Store, tier: Tier, written: sentinel.Sentinel) -> tu
 
 
 def _state_by_times(store: Store, tier: Tier, mark: str, files: list[str]) -> tuple[str, str]:
-    """Return the state of a tier with another program's sentinel, and the reason.
+    """Return the state of a tier whose sentinel another program wrote, and the reason.
 
     The sentinel has no record, so times, names and shapes are compared.
     """

@@ -27,9 +27,9 @@ class Tier:
     recipe : str or None
         Preset that builds the tier from the tensors; None for the tensors.
     exact : bool
-        Whether its values equal those of the tensors, up to rounding to its element type.
+        Whether its values are those of the source tensors, rounded to its element type.
     bits : int or None
-        Bits of a code of a packed tier, as its name states; a tensor may have more.
+        Bits of a code that the name of a packed tier states; some tensors may have more. None for other tiers.
     summary : str
         Description of a few words.
     """
@@ -46,7 +46,9 @@ class Tier:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Paths of the tier's possible sentinels: the one that Ingot writes, then those of other programs."""
+        """Paths of the tier's possible sentinels: first the sentinel that Ingot writes, then sentinels of other
+        programs.
+        """
         sentinel = self.sentinel
         other_mark = OTHER_MARKS.get(self.name)
         return (*((sentinel,) if sentinel else ()), *((other_mark,) if other_mark else ()))
