@@ -70,7 +70,7 @@ class IngotError(Exception):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by state, because errors are sent between processes and the constructors differ."""
+        """Pickle and copy the error by its attributes, because constructors of subclasses have different parameters."""
         return _restore, (type(self), self.args, dict(self.__dict__))
 
 

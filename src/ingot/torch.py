@@ -74,7 +74,9 @@ def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) 
 
 
 def _loaded(checkpoint: Checkpoint, device: Any) -> dict[str, Any]:
-    """Return all tensors on ``device``, copied one by one, so that memory never contains all of them twice."""
+    """Return all tensors on ``device``; they are copied one by one, so that memory never contains two copies of all
+    tensors.
+    """
     on_device = {name for name, tensor in checkpoint.items() if decodes_on_device(tensor, None, device)}
     if on_device:
         checkpoint.require_whole()

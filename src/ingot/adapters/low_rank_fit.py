@@ -1,9 +1,9 @@
-"""The best low-rank approximation of the difference between a fine-tune and its base.
+"""Compute the best low-rank approximation of the difference between a fine-tune and its base.
 
-Singular vectors are computed in f32. The rank is the smallest for a limit of the error, or the best for a limit of the
-size. The algorithm is randomized subspace iteration (Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4 and
-5.1) with a fixed seed. ``codecs.wrap.low_rank_fit`` implements it in f64 for stored deltas, which is three times
-slower.
+Singular vectors are computed in f32. With a limit on the error, the rank of each matrix is the smallest that meets it.
+With a limit on the size, the ranks minimize the total error. The algorithm is randomized subspace iteration (Halko,
+Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4 and 5.1) with a fixed seed. ``codecs.wrap.low_rank_fit``
+implements it in f64 for stored deltas, which is three times slower.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Factors:
 
 
 class Change:
-    """The difference between one matrix of a fine-tune and of its base, weighted for the error norm.
+    """The difference between a matrix of a fine-tune and that of its base, weighted for the norm of errors.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class Change:
         return Factors(stored[0], stored[1], self._error(*stored))
 
     def _error(self, a: Array, b: Array) -> float:
-        """Return the norm of change minus product, divided by the norm of the change."""
+        """Return the relative error of the factors: the norm of (change - b @ a), divided by the norm of the change."""
         if self._whitening is None:
             step = max(1, _BLOCK // max(1, a.shape[1]))
             starts = range(0, len(b), step)

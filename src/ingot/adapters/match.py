@@ -1,4 +1,4 @@
-"""Matching of an adapter with a base: each change gets the name and the orientation of a tensor of the base."""
+"""Match an adapter with a base: each change gets the name and the orientation of a tensor of the base."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ def _missing_error(
 
 
 def _with_base_names(changes: Mapping[str, list[Change]], base: Checkpoint) -> dict[str, list[Change]]:
-    """Return changes keyed by the base's names, which may have another prefix, or stack the experts differently."""
+    """Return changes keyed by the base's tensor names.
+
+    Compared with the adapter's names, these may have another prefix, or stack experts in another way.
+    """
     renamed: dict[str, list[Change]] = {}
     grouped: dict[str, dict[int, LowRank]] = {}
     prefix = _prefix(changes, base)
@@ -121,13 +124,15 @@ def _with_base_names(changes: Mapping[str, list[Change]], base: Checkpoint) -> d
 
 
 def with_prefix(changes: Mapping[str, Sequence[Change]], names: Container[str]) -> dict[str, Sequence[Change]]:
-    """Return changes with the prefix of their names replaced, so that most names are among ``names``."""
+    """Return changes whose names have another prefix, chosen so that as many names as possible are among ``names``."""
     old, new = _prefix(changes, names)
     return {name if name in names else f"{new}{name.removeprefix(old)}": items for name, items in changes.items()}
 
 
 def _prefix(changes: Mapping[str, object], base: Container[str]) -> tuple[str, str]:
-    """Return a prefix to remove from the adapter's names, and a prefix to add, so that most results are in ``base``."""
+    """Return the prefix to remove from the adapter's names and the prefix to add, so that the most results are in
+    ``base``.
+    """
     best = ("", "")
     best_count = sum(name in base for name in changes)
     for old in _PREFIXES:
@@ -163,13 +168,18 @@ def _separate_experts(name: str, items: Sequence[Change], base: Container[str]) 
 
 
 def _half(item: LowRank, position: int, count: int) -> LowRank:
-    """Return the change of one of ``count`` equal ranges of rows, the one with index ``position``."""
+    """Divide the rows of a change into ``count`` equal ranges; return the change of the range with the index
+    ``position``.
+    """
     rows = item.b.shape[0] // count
     return item if count == 1 else replace(item, b=item.b.take(np.arange(position * rows, (position + 1) * rows)))
 
 
 def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tuple[str, int, LowRank] | None:
-    """Return the base's stack for an expert's matrix, the expert's index, and its change; None without a stack."""
+    """Return the name of the base's stack that contains an expert's matrix, the expert's index, and its change.
+
+    Returns None if the base has no such stack.
+    """
     match = _EXPERT.match(name)
     if match is None or len(items) != 1 or not isinstance(items[0], LowRank):
         return None
@@ -184,7 +194,10 @@ def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tup
 def with_split_experts(
     changes: Mapping[str, list[Change]], stacks: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Change]]:
-    """Return changes with stacked experts split into separate ones; ``stacks`` maps a stack to its experts' names."""
+    """Return changes in which changes of stacks are split into changes of single experts.
+
+    ``stacks`` maps the name of a stack to the names of its experts.
+    """
     members = {name for names in stacks.values() for name in names}
     result: dict[str, list[Change]] = {}
     for name, items in changes.items():
@@ -202,7 +215,7 @@ def _separate_in(name: str, items: Sequence[Change], members: set[str]) -> list[
 def fit(item: Change, name: str, shape: tuple[int, ...], adapter: Adapter, model_type: str) -> Change:
     """Return a change, transposed if necessary, for the base's tensor ``name`` with the shape ``shape``.
 
-    Raises ``UnsupportedError`` ``adapter.shape``: the change fits in no orientation.
+    Raises ``UnsupportedError`` ``adapter.shape`` if the change does not have this shape in any orientation.
     """
     for candidate in _orientations(item, name, shape, model_type):
         if _fits(candidate, shape):

@@ -1,6 +1,7 @@
 """Translation of an adapter's changes between the tensor names of transformers and llama.cpp, in both directions.
 
-The base's translation plan (``translate.tensor_plan``) gives the names, the orders of rows and the stacks of experts.
+The names, the orders of rows and the stacks of experts are taken from the base's translation plan
+(``translate.tensor_plan``).
 """
 
 from __future__ import annotations

@@ -342,8 +342,9 @@ def _experts_a(a: Factor, count: int) -> Factor:
 
 
 def _experts_b(b: Factor, count: int) -> Factor:
-    """Return B as [experts, rows, r] from PEFT's [rows, r * experts], whose columns are ordered by rank, then by
-    expert.
+    """Return B as [experts, rows, r] from PEFT's [rows, r * experts].
+
+    PEFT's columns are ordered by rank, and for each rank by expert.
     """
     rows = b.shape[0]
     rank = b.shape[1] // count

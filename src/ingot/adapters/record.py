@@ -1,4 +1,4 @@
-"""Records of the changes that an adapter makes to tensors of its base, the same for all adapter formats."""
+"""Classes for the changes that an adapter makes to tensors of its base; they are the same for all adapter formats."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of ``b @ a``, which is the weight's shape; for a convolution, the dimensions after the first are
+        """The shape of ``b @ a``. It is the weight's shape; for a convolution, the dimensions after the first are
         flattened.
         """
         return (*self.b.shape[:-1], self.a.shape[-1])

@@ -1,4 +1,4 @@
-"""The view of a base with adapters applied: changed tensors are computed in f32 when they are read."""
+"""Build the view of a base with adapters applied. Changed tensors are computed in f32 when they are read."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def merged_tensor(tensor: Tensor, terms: Sequence[Term], *, exact: bool) -> Tens
 
 
 class _MergedRows:
-    """Random access to the rows of a changed tensor (see ``ConcatSource``)."""
+    """Reader of any bytes of a changed tensor, for ``ConcatSource``; the rows that contain the bytes are computed."""
 
     def __init__(self, tensor: Tensor, terms: Sequence[Term], dtype: str) -> None:
         self._tensor = tensor
@@ -267,8 +267,9 @@ class Terms:
 
 
 def row_norms(values: Array) -> Array:
-    """Return the norm of each row in f32; the order of sums is that of torch's ``linalg.norm``: eight lanes, then their
-    sum.
+    """Return the norm of each row in f32.
+
+    Sums have the order of torch's ``linalg.norm``: squares are added in eight lanes, then the lanes are added.
     """
     squares = values * values
     rows, cols = values.shape

@@ -40,7 +40,10 @@ _DTYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """The contents of an adapter's files: tensors, the metadata of the weight file, and the folder's config, if any."""
+    """The contents of an adapter's files: tensors, the metadata of the weight file, and the config.
+
+    The config is None for an adapter that is a single file.
+    """
 
     tensors: Sequence[tuple[str, Factor]]
     metadata: Mapping[str, Any]

@@ -3,9 +3,9 @@
 Each parameter has an annotation with its type and an ``About``. If the type is a struct of options
 (``core.options``), each field of the struct becomes an option; fields with ``command=False`` are left out.
 
-The type decides which values are accepted: a flag, a number, one of several names (``none`` for None), or text. A
-sequence is an option that can be repeated, a mapping is NAME=VALUE, a pair of numbers is LOW,HIGH. Without a value
-from the user, the default of the function or of the struct applies.
+The type decides which values are accepted: a flag, a number, one of several names (``none`` for None), or text. An
+option with a sequence can be repeated. An option with a mapping takes NAME=VALUE, and one with a pair of numbers takes
+LOW,HIGH. If the user gives no value, the default of the function or of the struct applies.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _print_complete(record: RunRecord, *, json: bool) -> None:
 
 
 def _merge_argument(values: dict[str, Any], option_name: str, declared: Mapping[str, _Declaration]) -> None:
-    """Store the value of an option in the positional argument that has the same meaning; error if both have a value."""
+    """Move the value of an option to the positional argument with the same meaning; raise an error if both have a
+    value.
+    """
     name = option_name.removesuffix(_AS_OPTION)
     value = values.pop(option_name)
     metavar = declared[name].parameter.make_metavar(click.get_current_context()).strip("[]")
@@ -134,7 +136,10 @@ def _declarations(
 
 
 def _declared(name: str, hint: Any, default: Any, about: About) -> Iterator[_Declaration]:
-    """Yield the declaration of a parameter; also one as an option if the argument may be given as an option."""
+    """Yield the declaration of a parameter.
+
+    If a positional argument may also be given as an option, a second declaration for the option follows.
+    """
     if not (about.argument and about.flags):
         yield _declaration(name, hint, default, about)
         return

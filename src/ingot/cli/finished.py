@@ -1,8 +1,9 @@
-"""Records of complete runs with ``--resume``, which show the same command that its result is complete.
+"""Records of complete runs with ``--resume``. If the same command runs again, the record shows that its result is
+complete.
 
 A record is a hidden file beside the result. It contains a digest of Ingot's version, of the command's values, and of
-the size and time of every file below the paths that the values name: sources and results. Any change of these makes
-the record invalid. There is no record if a value names weights that are not local files.
+the sizes and times of files. These are all files below the paths that the values name: sources and results. If one of
+these changes, the record is invalid. There is no record if a value names weights that are not local files.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ANY_PATH = re.compile(r"[/\\:]")
 
 
 class RunRecord:
-    """The record of a command with its values, which may or may not have been written by an earlier run.
+    """The record of a command with its values. An earlier run may have written it.
 
     Parameters
     ----------
@@ -76,7 +77,9 @@ class RunRecord:
             temporary.unlink(missing_ok=True)
 
     def _digest(self) -> str | None:
-        """Return the digest of command and files; None if there are too many files, or one cannot be read."""
+        """Return the digest of the command and the files; None if there are too many files, or a file cannot be
+        read.
+        """
         stamps = [_stamp_of(path) for path in self._paths or ()]
         if None in stamps:
             return None
@@ -85,7 +88,10 @@ class RunRecord:
 
 
 def _stamp_of(path: str) -> str | None:
-    """Return a digest of the sizes and times of all files below ``path``; None if there is no such path."""
+    """Return a digest of the sizes and times of all files below ``path``.
+
+    Returns None if there is no such path, if it has too many files, or if a file cannot be read.
+    """
     digest = hashlib.sha256()
     try:
         for index, (name, stat) in enumerate(_files(Path(path)) if path else ()):
@@ -143,7 +149,7 @@ def _is_new(text: str) -> bool:
 
 
 def _exists(text: str) -> bool:
-    """Return whether a text is the path of a file or folder; a text that cannot be a path is none."""
+    """Return whether a text is the path of an existing file or folder; false for a text that cannot be a path."""
     try:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ _ALL_REQUESTED = "ingot.help.all"
 
 
 class Option(click.Option):
-    """An option that may stand under a heading of the help, and may have names that the help does not list."""
+    """An option whose help may be listed under a heading, and which may have names that the help does not list."""
 
     def __init__(
         self, declarations: Sequence[str], panel: str | None = None, aliases: Sequence[str] = (), **attributes: Any

@@ -72,7 +72,7 @@ def overview(usage: Sequence[str], about: str, parameters: Sequence[Any]) -> Ite
 
 
 def _lines_of(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the label and the help line of each command; commands of ``SHARED_LINES`` yield one line together."""
+    """Yield the label and the help line of each command; commands that ``SHARED_LINES`` combines share one line."""
     shared = {siblings[0]: (", ".join(siblings), text) for siblings, text in SHARED_LINES.items()}
     skipped = {name for siblings in SHARED_LINES for name in siblings[1:]}
     for name in names:

@@ -36,7 +36,10 @@ BARS: list[Any] = []
 
 
 def terminal_width(stream: IO[str] | None = None) -> int | None:
-    """Return the number of columns of a terminal, by default from ``COLUMNS``; None if the stream is no terminal."""
+    """Return the number of columns for output: ``COLUMNS`` if it is set, else the width of the terminal.
+
+    Returns None if ``COLUMNS`` is not set and the stream is no terminal.
+    """
     stream = sys.stdout if stream is None else stream
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdigit():
@@ -52,7 +55,7 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
 def line(text: str, *, stream: IO[str] | None = None, wrap: bool = True) -> None:
     """Print one line of text; on a terminal, wrap it between words and indent the continuation.
 
-    With ``wrap=False`` the terminal breaks the line, so that a user can copy it as one line.
+    With ``wrap=False``, the text is printed unbroken, so that a user can copy it as one line.
     """
     stream = sys.stdout if stream is None else stream
     width = terminal_width(stream)
@@ -130,7 +133,7 @@ def _narrow(widths: list[int], texts: int, width: int) -> None:
 
 
 def _shorten_names(names: Sequence[str], width: int) -> Sequence[str]:
-    """Return names of at most ``width`` characters; unchanged names if two would become equal."""
+    """Return names shortened to at most ``width`` characters; unchanged names if two names would become equal."""
     for head in (None, 0):
         short = [shortened(name, width, head) for name in names]
         if len(set(short)) == len(set(names)):

@@ -28,7 +28,7 @@ _BATCH = 4
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    """Divide by the root mean square over the last axis, then scale.
+    """Return ``x`` divided by its root mean square over the last axis, multiplied by ``weight``.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 
 def attention(q: Floats, k: Floats, v: Floats) -> Floats:
-    """Causal scaled dot-product attention with shared key and value heads.
+    """Return causal scaled dot-product attention; several query heads share a key head and a value head.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Llama:
             self._weights[name] = np.ascontiguousarray(weights[name], dtype=np.float32)
 
     def logits(self, tokens: NDArray[np.integer[Any]]) -> Floats:
-        """Score the next token at every position.
+        """Return the logits of the next token at every position.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ def select_windows(tokens: NDArray[np.integer[Any]], window: int, max_windows: i
     Raises
     ------
     UsageError
-        If there is not one full window.
+        If ``tokens`` do not fill one window.
     """
     if tokens.ndim != 1:
         raise UsageError("tokens must be a 1-D array")

@@ -31,7 +31,7 @@ _WORDS = re.compile(WORDS)
 
 
 def split_words(text: str) -> list[str]:
-    """Split ``text`` into the pieces that merges never cross.
+    """Split ``text`` into words; merges join only tokens of one word.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def split_words(text: str) -> list[str]:
     Returns
     -------
     list of str
-        Pieces whose concatenation is ``text``.
+        Words whose concatenation is ``text``.
     """
     return _WORDS.findall(text)
 
@@ -57,7 +57,7 @@ class Tokenizer:
     Raises
     ------
     UsageError
-        If a merge refers to a token that does not exist yet, or repeats.
+        If a merge refers to a token that does not exist yet, or repeats an earlier merge.
     """
 
     def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
@@ -110,7 +110,7 @@ class Tokenizer:
     def to_json(self) -> str:
         """Return the ``tokenizer.json``.
 
-        Raises ``UsageError``: two merges make the same token, which the file cannot hold.
+        Raises ``UsageError`` if two merges produce the same token, because the file cannot represent this.
         """
         if len({*self._bytes}) != len(self._bytes):
             raise UsageError("two merges make the same token")

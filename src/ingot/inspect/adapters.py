@@ -18,9 +18,11 @@ from ingot.stores.location import AnyPath
 def adapter_findings(source: Source, base: AnyPath | None) -> list[Finding]:
     """Return findings on an adapter: its settings, its tensors and values, and whether it fits ``base``.
 
-    The list is empty for a source that is not an adapter, and, without ``base``, for an unsupported method.
+    The list is empty if the source is not an adapter. Without ``base``, it is also empty if the adapter's method is not
+    supported.
 
-    Raises ``UsageError`` ``adapter.none``: a base for a source that is not an adapter; the errors of opening the base.
+    Raises ``UsageError`` ``adapter.none`` if ``base`` is given and the source is not an adapter, and the errors of
+    opening the base.
     """
     if adapter_of(source) is None:
         if base is not None:

@@ -23,8 +23,8 @@ _HEADS = {
 class ArchivedFileInfo:
     """A file of an archive.
 
-    ``size`` is its size in bytes. ``duplicate_bytes`` of them occur earlier in the archive, and ``external_bytes`` are
-    in the base. ``stored`` is the number of bytes that the archive takes for the remaining ones.
+    ``size`` is its size in bytes. ``duplicate_bytes`` of these occur earlier in the archive, and ``external_bytes``
+    occur in the base. ``stored`` is the number of bytes that the archive needs for all other bytes of the file.
     """
 
     name: str
@@ -37,11 +37,11 @@ class ArchivedFileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveInfo:
-    """The description of an archive of ``stored`` bytes, which contains files of ``size`` bytes.
+    """The description of an archive. It takes ``stored`` bytes, and its files together have ``size`` bytes.
 
-    ``saved`` is the difference as a fraction of ``size``. ``differences`` is the number of ``objects`` that are stored
-    as a difference to another object. ``base`` is the name of the model that is needed to read the archive; empty if no
-    model is needed.
+    ``saved`` is the share of ``size`` that is saved. ``objects`` is the number of stored objects, of which
+    ``differences`` are stored as a difference to another object. ``base`` is the name of the model that is needed to
+    read the archive; empty if no model is needed.
     """
 
     folder: bool

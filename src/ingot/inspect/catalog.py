@@ -53,7 +53,9 @@ class CodecInfo:
 
 @dataclass(frozen=True, slots=True)
 class RecipeInfo:
-    """A preset: its bits per weight, the programs that run its results, and whether it needs statistics."""
+    """A preset: its bits per weight, the programs that run its results, and whether it needs statistics of a
+    calibration.
+    """
 
     name: str
     bits: str
@@ -63,7 +65,9 @@ class RecipeInfo:
 
 @dataclass(frozen=True, slots=True)
 class RuntimePreset:
-    """A preset that a program runs, its container, and the value of ``--bits`` that selects it (empty if none does).
+    """A preset whose results a program runs, its container, and the value of ``--bits`` that selects it.
+
+    The value is empty if no value of ``--bits`` selects the preset.
 
     ``stored_bits`` are the bits per weight of its matrices, as in ``RecipeInfo``.
     """
@@ -180,7 +184,7 @@ def recipes() -> list[RecipeInfo]:
 def recipes_report(runtime: str | None = None) -> Report:
     """Return the report of ``ingot recipes``, with a row for every preset.
 
-    With ``runtime``, it has only presets that this program runs; the program's defaults are first.
+    With ``runtime``, it has only presets whose results this program runs; the program's defaults come first.
     """
     if runtime is not None:
         return _presets_for(runtime)
@@ -247,8 +251,9 @@ def _range(sizes: Sequence[float]) -> str:
 
 
 def _choices(recipe: Recipe) -> Iterator[Choice]:
-    """Yield a recipe's choices for the matrices of a Llama model. Their columns are multiples of every group and
-    block.
+    """Yield a recipe's choices for the matrices of a Llama model.
+
+    The numbers of columns of these matrices are multiples of every group size and block size.
     """
     recipe = expand_for_llama(recipe)
     for name in [f"model.layers.{layer}.{matrix}.weight" for layer in range(LLAMA_LAYERS) for matrix in _MATRICES]:

@@ -58,8 +58,8 @@ ComparePairs = Callable[[Sequence[Pair], Progress], Iterable[TensorComparison]]
 class CompareReport(Reportable):
     """All comparisons, worst first; ``Comparisons`` describes the order.
 
-    ``unread`` are sentences about tensors that a file contains but Ingot cannot read; they were not compared. ``notes``
-    describe a side that is not a model.
+    ``unread`` are sentences about tensors that Ingot cannot read, which were not compared. ``notes`` describe a
+    checkpoint that is an adapter.
     """
 
     a: str
@@ -85,7 +85,7 @@ class CompareReport(Reportable):
 
     @property
     def scored(self) -> bool:
-        """Whether ``total`` is meaningful: at least one numeric tensor differs."""
+        """Whether at least one tensor with numeric values differs, so that ``total`` contains errors."""
         return any(tensor.stats is not None and tensor.status == DIFFERS for tensor in self.tensors)
 
     def report(self, top: int = 0) -> Report:
@@ -190,7 +190,7 @@ def compare(options: CompareOptions) -> CompareReport:
 def open_sides(options: CompareOptions, *, check_files: bool = True) -> Iterator[tuple[Checkpoint, Checkpoint]]:
     """Open both checkpoints as views with comparable names and orientations.
 
-    Digests of full files are checked, unless ``check_files`` is False.
+    If a format has digests over full files, they are checked unless ``check_files`` is False.
     """
     limit = options.max_decompressed
     with (
@@ -255,9 +255,10 @@ def _compare_locally(pairs: Sequence[Pair], state: Progress) -> Iterator[TensorC
 
 
 def _as_models(first: Checkpoint, second: Checkpoint, stack: ExitStack) -> tuple[Checkpoint, Checkpoint]:
-    """Return both checkpoints under comparable names: a GGUF file gets the names of a model folder.
+    """Return both checkpoints with comparable names: a GGUF checkpoint gets the names of a model folder.
 
-    Nothing is translated if both have a name in common, or if the translation would drop tensors.
+    No names are translated if the checkpoints have a name in common. A checkpoint is not translated if tensors would be
+    dropped.
     """
     if first.format == second.format or any(name in second for name in first):
         return first, second
@@ -294,7 +295,8 @@ def _unpaired(first: Checkpoint, second: Checkpoint, renamed: Mapping[str, str])
 class _Pairs(Sequence[Pair]):
     """Pairs of tensors of two checkpoints, built on each access and not cached.
 
-    ``names`` are the names in the first checkpoint; ``renamed`` maps them to different names in the second.
+    ``names`` are the names in the first checkpoint. ``renamed`` maps a name to the name in the second checkpoint if
+    that is different.
     """
 
     def __init__(
@@ -322,9 +324,10 @@ class _Pairs(Sequence[Pair]):
 
 
 def renamed_tensors(first: Checkpoint, second: Checkpoint) -> dict[str, str]:
-    """Return a map from A's names to B's names, for tensors that compression has renamed.
+    """Return a map from names in A to names in B, for tensors that a packed format has renamed.
 
-    Two tensors match if they have the same original name, and no other tensor of either checkpoint has it.
+    Two tensors match if they have the same original name, and no other unmatched tensor of A or B has this original
+    name.
     """
     by_original: list[dict[str, list[str]]] = []
     for checkpoint, counterpart in ((first, second), (second, first)):

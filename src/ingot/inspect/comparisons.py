@@ -52,9 +52,9 @@ class TensorComparison:
 class Comparisons(ComputedSequence[TensorComparison]):
     """A sequence of comparisons, worst first; items are built on each access and not cached.
 
-    Missing or misshapen tensors come first, then differing ones, then equal ones. Within each class, the order is by
-    rising signal-to-noise ratio, then by name. A missing ratio counts as 0; if sums of squares overflowed, the tensor
-    is last.
+    Tensors that are missing, have different shapes or cannot be decoded come first. Then come tensors that differ, and
+    then equal tensors. Within each class, the order is by rising signal-to-noise ratio, then by name. A missing ratio
+    counts as 0. If sums of squares overflowed, the ratio is NaN, and the tensor is the last of its class.
     """
 
     __slots__ = ("_columns", "_order")
@@ -95,7 +95,7 @@ class _Columns:
         self._sums += _NO_SUMS if stats is None else _SUMS.pack(*_sums(stats))
 
     def item(self, index: int) -> TensorComparison:
-        """Return the comparison with an index, counted in the order of ``add``."""
+        """Return the comparison with the given index; indices count the calls of ``add``."""
         sums = _SUMS.unpack_from(self._sums, index * _SUMS.size)
         stats = ErrorStats(*sums) if sums[0] >= 0 else None
         return TensorComparison(self._names[index], _STATUSES[self._statuses[index]], self._details[index], stats)

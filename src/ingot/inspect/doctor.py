@@ -110,7 +110,8 @@ def _extra(name: str, package: str, use: str) -> Check:
 
 
 def examine_runtime(name: str) -> list[Check]:
-    """Return checks of a program and of the packages that writing for it needs; the program is not started.
+    """Return checks of a program, and of the packages that are needed to write files for it; the program is not
+    started.
 
     Raises ``UsageError`` ``runtime.unknown``.
     """

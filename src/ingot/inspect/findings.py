@@ -15,7 +15,7 @@ class Finding:
     """A result of ``verify``.
 
     ``level`` is ``error`` (the file is damaged or breaks a rule) or ``note`` (allowed, but unusual). ``rule`` is the
-    rule's name on the spec page, ``where`` the file, tensor and part.
+    rule's name on the spec page. ``where`` names the file, tensor and part.
     """
 
     level: str

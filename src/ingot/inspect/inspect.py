@@ -62,8 +62,8 @@ class TensorInfo:
 class Inspection:
     """The description of a checkpoint: sizes in bytes, every tensor, totals, and notes.
 
-    ``receipt`` are the measurements in its receipt. ``archive`` describes the archive that contains it, if there is
-    one. If the files of an archive are no model, or several models, there are no tensors.
+    ``receipt`` are the measurements in its receipt. ``archive`` describes the archive that contains the checkpoint,
+    else None. If the archive contains no model or several models, ``tensors`` is empty.
     """
 
     path: str
@@ -89,7 +89,8 @@ class Inspection:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def totals(self, key: str) -> dict[str, tuple[int, int, int]]:
-        """Return the number of tensors, of elements and of stored bytes for each value of the attribute ``key``.
+        """Return totals for each value of a tensor's attribute ``key``: the numbers of tensors, elements and stored
+        bytes.
 
         ``key`` is ``codec``, ``dtype``, ``role`` or ``layer``.
         """
@@ -142,7 +143,7 @@ def inspect_found(store: Store, name: str) -> Inspection:
 
 
 def _without_model(path: str, archive: ArchiveInfo, note: str) -> Inspection:
-    """Return the description of an archive that cannot be opened as a model; ``note`` states why."""
+    """Return the description of an archive that cannot be opened as a model; ``note`` is the reason."""
     return Inspection(
         path=path,
         format="archive",

@@ -1,4 +1,6 @@
-"""The id of a file's contents from the digests in its manifest, and the canonical form (``spec/operations.md``)."""
+"""Compute the id of an artifact's contents from the digests in its manifest, and check the canonical form of a file
+(``spec/operations.md``).
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _CONTAINER = "zt2"
 def manifest_id(source: Source) -> str:
     """Return an artifact's id, ``sha256:`` and hex digits, from the recorded digests of its parts. No part is read.
 
-    For container 2 of ``.zt``, it is the content digest of the container's specification. The order, offsets and files
-    of tensors do not change it.
+    For container 2 of ``.zt``, it is the content digest that the container's specification defines. It does not depend
+    on the order and offsets of tensors, or on the files that contain them.
 
     Raises ``UnsupportedError`` ``inspect.id``: a part has no digest.
     """

@@ -1,6 +1,6 @@
 """The options of ``compare``, ``verify``, ``seal`` and ``inspect``.
 
-The command line imports this module for its help, so that its imports stay light.
+The command line imports this module for its help, so the module imports nothing heavy.
 """
 
 from __future__ import annotations

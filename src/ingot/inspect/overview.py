@@ -75,7 +75,7 @@ def describe(options: InspectOptions, store: Store, name: str) -> Report:
 
 
 def overview(inspection: Inspection, by: str = "layer", *, tensors: bool = True, every: bool = False) -> Report:
-    """Return a report of all headers. The text shows totals by the key ``by``; equal layers share a row.
+    """Return a report of all headers. Its text shows totals for each value of ``by``; equal layers share a row.
 
     Parameters
     ----------
@@ -155,7 +155,10 @@ def tensor_report(inspection: Inspection, name: str) -> Report:
 
 
 def identity_report(path: str, content_id: str, receipt: str | None = None) -> Report:
-    """Return a report of a checkpoint's content id; with ``receipt``, also whether the ids are equal."""
+    """Return a report of a checkpoint's content id.
+
+    ``receipt`` is the content id in the checkpoint's receipt; the report states whether both are equal.
+    """
     figures = [Figure("path", path), Figure("content_id", content_id)]
     lines = [Line("{content_id}")]
     if receipt is not None:
@@ -167,8 +170,9 @@ def identity_report(path: str, content_id: str, receipt: str | None = None) -> R
 
 
 def delta_lines(metadata: Mapping[str, Any], path: str) -> tuple[list[str], str | None]:
-    """Return lines that describe a delta, and the metadata key of its description; ([], None) for any other
-    checkpoint.
+    """Return lines that describe a delta, and the metadata key of its description.
+
+    Returns ([], None) if the checkpoint is not a delta.
     """
     info = delta_of(metadata, path)
     if info is None:
@@ -193,7 +197,7 @@ def _detail(item: Table) -> dict[str, Any]:
 
 
 def _without_data(item: Table) -> Table:
-    """Return the table for text only, without JSON."""
+    """Return the table for the text of a report, so that it is left out of the JSON."""
     return item if not item.data else Table(item.name, item.columns, item.rows, item.title, data=False)
 
 

@@ -28,7 +28,7 @@ _CHUNK = 8 << 20
 
 
 def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallback | None = None) -> str:
-    """Add a measurement to the receipt of an artifact. All weights are read once for their content id.
+    """Add a measurement to the receipt of an artifact. All weights are read once to compute their content id.
 
     Parameters
     ----------
@@ -64,15 +64,16 @@ def add_receipt(path: AnyPath, entry: Mapping[str, Any], progress: ProgressCallb
 
 
 def require_writable(path: AnyPath) -> None:
-    """Raise the errors of ``add_receipt`` if no receipt of the artifact can be written; for use before measuring."""
+    """Raise the errors of ``add_receipt`` if no receipt can be written; to be called before a measurement."""
     with closing(open_source(Location.parse(path))) as source:
         target = _sidecar(source) if _inside(source) is None else _file(source)
         target.stage(OverwritePolicy(allowed=True)).discard()
 
 
 def receipt_of(source: Source) -> tuple[Receipt | None, Fault | None]:
-    """Return the receipt of an artifact, or the rule and message of the error in it; both None if there is no
-    receipt.
+    """Return the receipt of an artifact and None; for an invalid receipt, None and the rule and message of its error.
+
+    Returns (None, None) if there is no receipt.
     """
     if source.catalog.receipt is not None:
         return try_parse_receipt(source.catalog.receipt.encode(), source.location)

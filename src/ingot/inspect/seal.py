@@ -1,4 +1,4 @@
-"""Seals: files with the digests of a weight file's chunks. Repair replaces the chunks whose digests differ."""
+"""Write seals, which are files with the digests of a weight file's chunks, and replace chunks whose digests differ."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def sealed_report(files: list[Sealed]) -> Report:
 def seal(options: SealOptions) -> list[Sealed]:
     """Write ``X.ingot.json`` next to each weight file ``X`` of a checkpoint, replacing an older seal.
 
-    Reads every file once, and every tensor once for the content id. With ``sign``, all files are then signed; the last
-    item is the signature, with its own size and digest.
+    Reads every file once, and every tensor once for the content id. With ``sign``, all files are then signed, and the
+    last item of the result is the signature with its size and digest.
 
     Returns
     -------
@@ -129,9 +129,9 @@ def repair(location: Location, origin: Location) -> list[Repaired]:
     Raises
     ------
     UsageError
-        ``seal.missing``: neither side has a seal.
+        ``seal.missing``: neither the file nor the origin has a seal.
     IntegrityError
-        ``seal.digest-mismatch``, ``seal.size``: the origin has another file.
+        ``seal.digest-mismatch``, ``seal.size``: the origin is not an undamaged copy of the sealed file.
     UnsupportedError
         ``store.not-local``: the file to repair is not on a local disk.
     """

@@ -1,6 +1,7 @@
 """Signatures of models by keys, in the format of OpenSSF's package model-signing, which other tools verify.
 
-A signature contains the SHA-256 of each file of a folder, or of one file. The package signs and verifies.
+A signature contains the SHA-256 of one file, or of each file of a folder. The package model-signing creates and
+verifies it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LONGEST = 600
 def sign(location: Location, key: AnyPath, signature: AnyPath | None = None) -> Location:
     """Sign a folder or file with a private key; return the location of the signature.
 
-    The signature appears in one step. A signature in the folder itself is not signed.
+    The signature file appears complete or not at all. If it is in the folder, it is not among the signed files.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Check tensors: rules of the codec, digests of parts, and values of parts that the decoder relies on."""
+"""Check tensors: the rules of the codec, the digests of parts, and the values of parts on which the decoder relies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_tensors(tensors: TensorMap[Tensor], state: Progress) -> Iterator[list[
 
 
 def check_tensor(tensor: Tensor) -> list[Finding]:
-    """Check one tensor: rules of the codec, digests of parts, and values of parts that the decoder relies on."""
+    """Check the rules of a tensor's codec, its digests, and the values on which the decoder relies; return findings."""
     findings: list[Finding] = []
     codec = CODECS.get(tensor.codec)
     try:
@@ -69,13 +69,13 @@ def check_tensor(tensor: Tensor) -> list[Finding]:
 
 
 def _spare_bits(tensor: Tensor) -> int:
-    """Return the number of unused bits after the last element, for a dense tensor of a type below a byte; else 0."""
+    """Return the number of unused bits after the last element of a dense tensor with elements below 8 bits; else 0."""
     row = DTYPES.get(tensor.dtype)
     return 0 if row is None or tensor.codec != DenseLayout.codec or row.bits >= 8 else -tensor.size * row.bits % 8
 
 
 def _check_part(part: Part, location: str, spare: int) -> list[Finding]:
-    """Read a part; check its digest, that bools are 0 or 1, and that the last ``spare`` bits are zero."""
+    """Read a part; check its digest, check that bools are 0 or 1, and check that the last ``spare`` bits are zero."""
     buffer = memoryview(bytearray(min(_CHUNK, part.nbytes)))
     last = 0
     if part.dtype != "bool" and part.length and part.read_small(buffer):

@@ -133,8 +133,9 @@ def _canonical_findings(source: Source) -> Iterator[Finding]:
 
 
 def _archive_findings(location: Location, options: VerifyOptions) -> list[Finding]:
-    """Restore all files of an archive in memory; return an error for each that differs. Empty if it is not an
-    archive.
+    """Restore all files of an archive in memory; return an error for each file that differs from the original.
+
+    If all files are equal, return a note. If it is not an archive, return an empty list.
     """
     store, _ = find(location, options.io)
     if not isinstance(store, ArchiveStore):
@@ -224,7 +225,10 @@ def _is_sealed(source: Source, sealed: Sequence[Finding | None]) -> bool:
 
 
 def _check_tensors(source: Source, progress: ProgressCallback | None, check: CheckTensors) -> Iterator[Finding]:
-    """Check all tensors, unless decoding them would need far more memory than their stored size."""
+    """Yield the findings on all tensors.
+
+    If their decoded size is out of proportion to their stored size, they are not decoded, and one error is yielded.
+    """
     tensors = source.view().tensor_map
     try:
         require_in_proportion(_decoded_tensors(tensors.uncached()), source.location)
@@ -248,7 +252,7 @@ def _decoded_tensors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _check_delta(source: Source) -> Iterator[Finding]:
-    """Compare a delta's tensors with the list in its description."""
+    """Yield an error for each difference between a delta's tensors and the list in its description."""
     tensors = source.catalog.tensors
     location = source.location
     try:
@@ -265,7 +269,10 @@ def _check_delta(source: Source) -> Iterator[Finding]:
 
 
 def _check_attachments(source: Source) -> Iterator[Finding]:
-    """Check the tensors of a draft head and their relations, and the zip of a package without unpacking it."""
+    """Yield findings on the tensors of a draft head, on their relations, and on the zip of a Core ML package.
+
+    The package is not unpacked.
+    """
     attached = source.view().attachments
     if attached.draft is not None:
         findings = [item for tensor in attached.draft.values() for item in check_tensor(tensor)]
@@ -284,7 +291,7 @@ def _check_attachments(source: Source) -> Iterator[Finding]:
 
 
 def _check_files(source: Source) -> Iterator[Finding]:
-    """Check the digests over full files, if the format has them."""
+    """Yield an error for each digest over a full file that does not match."""
     for fault in source.catalog.check_files():
         yield finding_of(fault, source.location)
     if source.catalog.check_whole is not None:
@@ -295,7 +302,7 @@ def _check_files(source: Source) -> Iterator[Finding]:
 
 
 def _check_seals(source: Source) -> Iterator[Finding | None]:
-    """Yield a finding for each sealed file: None if the file matches its seal."""
+    """Yield an error for each sealed file that differs from its seal, and None for each file that matches its seal."""
     for name in source.catalog.headers:
         location = source.store.location_of(name)
         try:

@@ -1,6 +1,6 @@
-"""The contents of the page of ``ingot report``, collected from headers, samples and a comparison.
+"""Collect the data of the page of ``ingot report`` from headers, samples of tensors, and a comparison.
 
-They are the tensors with their errors, sums by layer and role, histograms, receipts, and evaluation results.
+The data are the tensors with their errors, sums by layer and role, histograms, receipts, and evaluation results.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from ingot.stores.location import Location
 class ReportSection(Protocol):
     """An extension's table on the page of a checkpoint.
 
-    ``title`` is the heading on the page, ``row`` the dataclass of a row, ``heads`` maps fields to column titles. The
-    section's data are stored under the name of the entry point.
+    ``title`` is the heading on the page, and ``row`` the dataclass of a row. ``heads`` maps fields to column titles.
+    The page's data contain the section under the name of the entry point.
     """
 
     title: str
@@ -57,7 +57,7 @@ class ReportSection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FilledSection:
-    """A section of the page by an extension, and its rows."""
+    """A section that an extension adds to the page, with its rows."""
 
     name: str
     title: str
@@ -88,9 +88,9 @@ _RULE = "report.json"
 class Row:
     """A tensor in the page's table.
 
-    ``error`` is the square root of the sum of squared errors divided by the sum of A's squared values. ``changed`` is
-    the fraction of values that differ. These and ``cosine`` are None if nothing was compared, or if sums of squares
-    overflow or underflow.
+    ``error`` is the square root of a quotient: the sum of squared errors divided by the sum of A's squared values.
+    ``changed`` is the share of values that differ. ``error``, ``changed`` and ``cosine`` are None if the tensor was not
+    compared, or if sums of squares overflow or underflow.
     """
 
     name: str
@@ -110,7 +110,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of the heat map: totals over the tensors of one role in one layer (None: outside the layers).
+    """A cell of the heat map: totals over the tensors of one role in one layer. ``layer`` is None for all tensors
+    outside the layers.
 
     ``squared`` is the sum of the squares of A's compared values.
     """
@@ -127,7 +128,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The results of `ingot eval` in a JSON file; a field is None if the file lacks it."""
+    """The results of `ingot eval` in a JSON file. An optional field is None if the file does not have it."""
 
     file: str
     model: str
@@ -144,7 +145,7 @@ class PageData:
     """The data of a page about the checkpoint at ``path``; ``reference`` is the checkpoint with which it was compared.
 
     ``unread`` are sentences about unreadable tensors, which no figure includes. ``reference_bytes`` is the number of
-    stored bytes of the reference's tensors. ``adapter`` describes the adapter if the page is about one; the page then
+    stored bytes of the reference's tensors. If the page is about an adapter, ``adapter`` describes it, and the page
     shows the reference with the adapter's changes.
     """
 
@@ -173,9 +174,9 @@ class PageData:
 
 @takes(ReportOptions, "report")
 def collect_page_data(options: ReportOptions) -> PageData:
-    """Collect the data of a page: of A alone, or of B with its errors against A.
+    """Collect the data of a page about A; with B, about B and its errors against A.
 
-    Reads headers and samples of some tensors; with B also all values of both, in chunks.
+    Headers and samples of some tensors are read. With B, all values of both checkpoints are read in chunks.
 
     Raises
     ------
@@ -255,7 +256,7 @@ def _open(options: ReportOptions) -> Iterator[tuple[Checkpoint | None, Checkpoin
 
 
 def _adapter_text(options: ReportOptions) -> str:
-    """Return a description of B, or of A if there is no B, if it is an adapter; otherwise an empty text."""
+    """Return a description of B, or of A without B, if that is an adapter; otherwise an empty text."""
     with closing(open_source(Location.parse(options.b or options.a))) as source:
         adapter = adapter_of(source)
         return "" if adapter is None else adapter.describe().removeprefix("found an adapter, not a model: ")

@@ -1,4 +1,4 @@
-"""The options of ``report``. The command line imports this module for its help, so that its imports stay light."""
+"""The options of ``report``. The command line imports this module for its help, so it imports nothing heavy."""
 
 from __future__ import annotations
 

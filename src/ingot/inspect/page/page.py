@@ -1,4 +1,4 @@
-"""Rendering of the page: one HTML file without external resources. Tables repeat the numbers of every chart."""
+"""Render the page as one HTML file without external resources. Tables repeat the numbers of every chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histograms of samples of tensors, and the levels of their codes."""
+"""Compute histograms of samples of tensors, and levels: the distinct values of tensors that are stored as codes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MAX_EDGE = float(np.finfo(np.float64).max) / 4  # a histogram spans twice as mu
 class Histogram:
     """The numbers of sampled values in each of ``BINS`` equal bins from ``low`` to ``high``.
 
-    Values outside count in the first or the last bin. ``reference`` are the counts for the same tensor of A, if any.
-    ``levels`` are the distinct values among the first ``run`` values of the first row. They are empty if the values are
-    too many to be the levels of codes.
+    Values outside this range count in the first or the last bin. ``reference`` are the counts for the same tensor of A;
+    None without A. ``levels`` are the distinct values among the first ``run`` values of the first row. They are empty
+    if there are too many for a tensor of codes.
     """
 
     name: str
@@ -44,7 +44,8 @@ class Histogram:
 def select_tensors(tensors: Mapping[str, Tensor], errors: Mapping[str, float], count: int) -> list[str]:
     """Return the names of ``count`` tensors for histograms.
 
-    These are the largest tensor of each role and codec, then tensors with the largest errors, then the largest ones.
+    First come the largest tensor of each role and codec, then tensors with the largest errors, then the largest
+    tensors.
     """
     names = [name for name, tensor in tensors.items() if tensor.dtype in FLOATS and _is_small(tensor)]
     by_size = sorted(names, key=lambda name: (len(tensors[name].shape) < 2, -tensors[name].size, name))
@@ -56,7 +57,10 @@ def select_tensors(tensors: Mapping[str, Tensor], errors: Mapping[str, float], c
 
 
 def histogram(tensor: Tensor, reference: Tensor | None) -> Histogram | None:
-    """Return the histogram of a tensor's sample and of the same rows of ``reference``; None if it cannot be decoded."""
+    """Return the histogram of a sample of a tensor, and of the same rows of ``reference``.
+
+    Returns None if a tensor cannot be decoded, or if the samples have no finite value.
+    """
     try:
         values = _sample(tensor)
         has_reference = reference is not None and reference.shape == tensor.shape
@@ -110,7 +114,8 @@ def _sample(tensor: Tensor) -> Array:
 def _levels(tensor: Tensor) -> tuple[list[float], int]:
     """Return the distinct values at the beginning of a tensor's first row, and the number of values examined.
 
-    Examines ``_RUN`` values, then the full row. Returns ([], 0) if there are too many distinct values for codes.
+    ``_RUN`` values are examined first, then the full row. Returns ([], 0) if there are too many distinct values for a
+    tensor of codes.
     """
     if len(tensor.shape) < 2:
         return [], 0

@@ -1,7 +1,7 @@
 """Charts as SVG: a treemap, stacked columns, a heat map, histograms and dots.
 
-No library draws them, because Vega needs ``unsafe-eval`` and a megabyte of scripts, and other libraries fix the
-colours. These charts use the colours of the page, which follow its light or dark theme.
+No chart library is used, because Vega needs ``unsafe-eval`` and a megabyte of scripts, and other libraries fix the
+colours. These charts use the colours of the page, which depend on its light or dark theme.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def _squarify(amounts: Sequence[float], width: float, height: float) -> list[tup
 
 
 def _worst_ratio(largest: float, smallest: float, total: float, side: float) -> float:
-    """Return the largest aspect ratio in a strip of rectangles along ``side`` that has the area ``total``.
+    """Return the largest aspect ratio of the rectangles in a strip along ``side`` with the area ``total``.
 
-    ``largest`` and ``smallest`` are the areas of two of its rectangles.
+    ``largest`` and ``smallest`` are the areas of its largest and smallest rectangle.
     """
     return max(side * side * largest / (total * total), total * total / (side * side * max(smallest, 1e-12)))
 
