@@ -25,7 +25,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @bordered
 def open_adapter(path: AnyPath, *, io: str = "auto", verify: bool = True) -> Adapter:
-    """Open an adapter: a PEFT or MLX folder, the weight file in one, or a GGUF adapter.
+    """Open an adapter: a PEFT or MLX folder, the weight file in a PEFT or MLX folder, or a GGUF adapter.
 
     Headers and the config are read and checked. Factors are read when they are needed.
 

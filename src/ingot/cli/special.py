@@ -1,4 +1,4 @@
-"""The commands ``ingot ane`` and ``ingot squish``, which serve one type of device or container.
+"""The commands ``ingot ane`` and ``ingot squish``, each for one type of device or container.
 
 Their subcommands also work without the first word, such as ``ingot plan``. The caches of ``ingot cache`` are
 subcommands of ``ingot squish``.

@@ -1,1 +1,3 @@
-"""Extensions that ship with Ingot. They register like plugins; nothing below imports them."""
+"""Extensions that ship with Ingot. They register like plugins, so packages such as formats and engine do not import
+them.
+"""

@@ -34,7 +34,7 @@ def _open_compared(files: ComparedFiles) -> Iterator[Opened[Pair]]:
 
 
 VERIFY = Question(CheckedFile, tuple[()], list[Finding], _open_checked, check_tensor)
-"""The findings of one tensor."""
+"""The task of ``verify`` for workers: return the findings of one tensor."""
 
 COMPARE = Question(ComparedFiles, tuple[()], TensorComparison, _open_compared, compare_pair)
-"""The comparison of one pair of tensors."""
+"""The task of ``compare`` for workers: return the comparison of one pair of tensors."""

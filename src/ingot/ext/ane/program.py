@@ -1,4 +1,4 @@
-"""Compiled programs of the Neural Engine: their content, and the weights of their kernels."""
+"""Describe compiled programs of the Neural Engine, and read the weights of their kernels."""
 
 from __future__ import annotations
 

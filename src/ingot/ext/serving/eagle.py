@@ -2,8 +2,8 @@
 
 A head has few decoder layers. Its features are the inputs of three layers of the target.
 
-The computation is that of the published code (``SafeAILab/EAGLE``, ``model/cnets.py``) and of vLLM's
-``llama_eagle3.py``; ``spec/attachments.md`` has it in formulas.
+The computation is the same as in the published code (``SafeAILab/EAGLE``, ``model/cnets.py``) and in vLLM's
+``llama_eagle3.py``. ``spec/attachments.md`` has the formulas.
 
 Importing this module needs torch (``core.border.require`` names the extra); no module imports it at its top.
 """
@@ -279,7 +279,9 @@ class _Layer:
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return Llama's RMS norm: the root mean square in f32, rounded before the weight is applied."""
+    """Return Llama's RMS norm: x divided by its root mean square in f32, rounded to its dtype, then multiplied by
+    ``weight``.
+    """
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 

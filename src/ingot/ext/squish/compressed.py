@@ -30,7 +30,7 @@ def load_compressed_model(
 
     Returns
     -------
-    model, tokenizer or model, tokenizer, LoadReport
+    (model, tokenizer), or (model, tokenizer, LoadReport) if ``return_stats`` is set
 
     Raises
     ------

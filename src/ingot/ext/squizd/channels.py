@@ -156,7 +156,10 @@ class _Bitmap:
 
 
 def _decoder(source: ByteSource, located: Located) -> _Dense | _Integers | _Bitmap | None:
-    """Return an object that computes which values of a chunk are not zero; None for codecs without one."""
+    """Return a callable that returns which values of a chunk are not zero.
+
+    Returns None if the values of the layout are not checked.
+    """
     layout = layout_of(located.spec)
     if isinstance(layout, DenseLayout):
         return _Dense(source, located) if DTYPES[located.spec.dtype].bits % 8 == 0 else None

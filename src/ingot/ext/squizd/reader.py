@@ -123,9 +123,9 @@ def read_catalog(source: ByteSource, name: str = "", *, verify: bool = True) -> 
     Parameters
     ----------
     source : ByteSource
-        The open file, which the catalog takes over unless an error is raised.
+        The open file. The catalog closes it later, unless an error is raised.
     name : str
-        Name of the file in its store; by default the source's.
+        Name of the file in its store; by default the name of the source.
     verify : bool
         Whether parts check their digests when they are read completely.
 

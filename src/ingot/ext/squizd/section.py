@@ -23,7 +23,7 @@ from ingot.formats.shared.spool import Spool
 from ingot.model.bytesource import Buffer, Sink
 
 FIELD = {"scales": "scale", "zeros": "zero"}
-"""The field of an entry for each role of a part."""
+"""The field of a scale entry that stores the values of a part, by the part's role."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -124,7 +124,8 @@ class _Role:
 class TensorWriter:
     """A writer of one tensor: header and parts of its block are written at ``offset``, scale entries by ``scales``.
 
-    The mask is kept in memory until ``finish``; everything else is streamed.
+    The mask stays in memory. Parts whose offset is not yet known go to temporary files. All other parts are written
+    directly to the sink.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Calibration: moments of the inputs of a model's matrices, over samples or a text (``spec/calibration.md``)."""
+"""Run a calibration: sum moments of the inputs of a model's matrices over samples or a text
+(``spec/calibration.md``).
+"""
 
 from __future__ import annotations
 

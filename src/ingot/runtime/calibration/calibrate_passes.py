@@ -70,7 +70,7 @@ class Passes:
     process: ProcessLayer | None = None
     passes: int = field(default=0)
     same: dict[str, str] = field(default_factory=dict)
-    """For matrices with shared inputs: the name of the matrix that stores A for all of them."""
+    """For each matrix that shares its inputs with others: the name of the matrix under which their A is stored."""
     _share: bool = field(default=True)
     _divisor: int = field(default=1)  # divides the bytes for moments, if a device has too little memory
     _leaders: dict[str, str] = field(default_factory=dict)  # entries of ``same`` of the current step
@@ -107,7 +107,7 @@ class Passes:
         return arrays
 
     def results(self) -> list[LayerResult]:
-        """Return for each step the result of ``process``, and functions that read the arrays it stored."""
+        """Return the result of ``process`` for each step, with functions that read the arrays that the step stored."""
         results = []
         for step in self._steps():
             record = self.work.finished(_processing(step))

@@ -15,7 +15,7 @@ from ingot.runtime.calibration.skeleton import Layer, MetaModel
 from ingot.runtime.calibration.skeleton_ends import ROWS
 
 RESERVE = 128 << 20
-"""Bytes reserved for memory that the plan does not itemize."""
+"""Bytes reserved for all memory that the plan does not list."""
 _BATCH = 8  # windows that pass through a layer together
 # Copies of each product's operands in memory: activations, gradients, and weighted or transposed intermediates.
 _TIMES = 3

@@ -1,4 +1,4 @@
-"""Second moments of matrices' inputs and of the gradients at their outputs, summed over passes.
+"""Sum second moments of the inputs of matrices, and of the gradients at their outputs, over several passes.
 
 Calls of ``torch.nn.functional.linear`` are intercepted. The address of the weight's memory identifies the matrix, also
 for experts in one stack.

@@ -187,7 +187,11 @@ class MetaModel:
         return self._on_host[key].to(self.device)
 
     def _merge(self, layer: Layer) -> list[tuple[Any, str, Any]]:
-        """Assign merged parameters to a layer from a build with only their tensors; return the replaced parameters."""
+        """Build the parameters of a layer that transformers merges, and assign them; return the parameters that they
+        replace.
+
+        The model is built with only the tensors of these parameters.
+        """
         if not layer.merged:
             return []
         names = frozenset(self.checkpoint) - self._decoded_at_build - frozenset(layer.merged)

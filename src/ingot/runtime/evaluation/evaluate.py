@@ -1,4 +1,6 @@
-"""Evaluation of a model: perplexity on a text, and the distance of its next-token distributions from a reference's."""
+"""Evaluate a model: perplexity on a text, and the distance of its next-token distributions from those of a
+reference.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences between the outputs of a model's layers and those of a reference, per token."""
+"""Compare the outputs of a model's layers with the outputs of a reference's layers, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits of a model in a file, so that several models are compared with it after it has run once."""
+"""Store the logits of a model in a file, so that it runs only once although several models are compared with it."""
 
 from __future__ import annotations
 

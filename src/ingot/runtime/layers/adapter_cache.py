@@ -1,4 +1,4 @@
-"""The factors of adapters that a loaded model used, kept in memory so that the next use reads no file.
+"""Cache the factors of adapters that a loaded model used, so that their next use reads no weights from files.
 
 A cache belongs to one model and ends with it. An adapter is read again if one of its files has another stamp.
 

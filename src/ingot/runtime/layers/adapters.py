@@ -232,7 +232,7 @@ def _model_changes(model: torch.nn.Module, adapter: Adapter) -> Any:
 
 
 def _shapes(model: torch.nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the names and shapes of the parameters, those of packed layers included."""
+    """Yield the names and shapes of the parameters, including the weights of packed layers."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield name, tuple(parameter.shape)
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Products with weights that are exact in bf16, on a processor that multiplies bf16: about twice as fast.
+"""Multiply by weights that are exact in bf16 with the processor's bf16 products, which are about twice as fast.
 
 Inputs are rounded to bf16, sums are in f32, and results are rounded to bf16, as in transformers when it runs a bf16
 model. All computations between these products stay in f32.

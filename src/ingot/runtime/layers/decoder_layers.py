@@ -71,7 +71,7 @@ class PreallocatedCache:
 def append(cache: Any, keys: torch.Tensor, values: torch.Tensor, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Append keys and values to layer ``index`` of ``cache``; return all keys and values of the layer.
 
-    The result is that of ``cache.update``; tokens are copied less often.
+    The result equals the result of ``cache.update``, but tokens are copied less often.
     """
     layer = layer_of(cache, index)
     preallocated = (

@@ -160,7 +160,7 @@ class _Parts:
 
 
 class _CachedMatrix:
-    """A matrix over the buffers of a module, and a check whether these buffers are still the module's.
+    """A matrix over the buffers of a module, and a check whether the module still has these buffers.
 
     Other code may replace buffers without notice: ``load_state_dict(assign=True)``, ``torch.func.functional_call``,
     setting ``buffer.data``.

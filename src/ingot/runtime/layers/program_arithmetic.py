@@ -1,4 +1,4 @@
-"""Compute as a program does (``arithmetic``): decoded weights, with the program's rounding of inputs and results.
+"""Make a model with decoded weights round inputs and results like another program (option ``arithmetic``).
 
 llama.cpp's CPU products round each input to the type that goes with the type of the weight: blocks of 8-bit integers
 for packed weights, the weight's own type for 16-bit weights. Products of integers are exact, and sums are in f32, so
@@ -27,7 +27,9 @@ _SMALL = 32
 _LARGE = 256  # columns of a block of inputs
 _LIMIT = 127.0
 _SMALL_BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4", "nvfp4", "q1_0", "q2_0")
-"""Types of weights whose inputs llama.cpp rounds in blocks of 32; those of all other types in blocks of 256."""
+"""Types of weights whose inputs llama.cpp rounds in blocks of 32. Inputs of all other packed types are rounded in
+blocks of 256.
+"""
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 

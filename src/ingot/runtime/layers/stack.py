@@ -207,7 +207,9 @@ class _Run:
 
 
 def _restore_forward(module: Any, forward: Any) -> None:
-    """Restore the forward that was set on a module, or that of its class if it is None."""
+    """Set a module's attribute ``forward``; if ``forward`` is None, remove the attribute so that the class's method is
+    used.
+    """
     if forward is not None:
         module.forward = forward
     elif "forward" in module.__dict__:

@@ -25,8 +25,8 @@ _MAX_LENGTH = 1 << 24
 class KvUse:
     """The memory that a KV cache takes.
 
-    ``kind`` includes its options. ``tokens`` is the number of tokens per sequence, ``nbytes`` the size of the cache in
-    bytes, and ``full_nbytes`` that of an unpacked cache.
+    ``kind`` is the kind of the cache with its options. ``tokens`` is the number of tokens per sequence. ``nbytes`` is
+    the size of the cache in bytes, and ``full_nbytes`` the size of an unpacked cache with the same tokens.
     """
 
     kind: str

@@ -112,7 +112,7 @@ def load_model(
 def _load(
     mx: Any, utils: Any, source: ModelSource, native_folder: Store | None, lazy: bool, max_ram: int | str | None
 ) -> Any:
-    """Return the model: mlx_lm loads ``native_folder``, or gets the weights from Ingot if it is None.
+    """Return the model, which mlx_lm loads from ``native_folder``, or builds with weights from Ingot if that is None.
 
     Raises ``mlx.weights`` if mlx_lm refuses them.
     """
@@ -179,7 +179,10 @@ def _local(folder: Store) -> Any:
 
 
 def _weights(mx: Any, source: ModelSource, lazy: bool, max_ram: int | str | None) -> dict[str, Any]:
-    """Return the weights of a checkpoint as mlx arrays; with ``lazy``, mlx reads those of a safetensors file later."""
+    """Return the weights of a checkpoint as mlx arrays.
+
+    With ``lazy``, mlx reads the weights of a safetensors file at their first use.
+    """
     checkpoint = source.checkpoint
     store, name = find(source.location)
     path = store.local_path(name) if name else None

@@ -1,4 +1,4 @@
-"""The checkpoint to load for a model path, and the folder with its config and tokenizer."""
+"""Determine the checkpoint to load for a model path, and the folder with its config and tokenizer."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def resolve(
 
 
 def _from_mlx_folder(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint for mlx_lm with the tensors that transformers expects; other checkpoints are returned
+    """If a checkpoint was written for mlx_lm, return it with the tensors that transformers expects; else return it
     unchanged.
     """
     if "mlx" not in (checkpoint.format, checkpoint.metadata.get("format")) or CONFIG not in checkpoint.companions:

@@ -70,4 +70,4 @@ DRAFT_DECODERS: Instances[DraftDecoding] = Instances(
 )
 
 PACKED, EAGLE = "packed", "eagle3"
-"""The entries that options of Ingot use."""
+"""The names of the entries that ``load_model`` and ``generate`` use."""

@@ -44,7 +44,7 @@ from ingot.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class ModelOverrides:
-    """A model class, config and options of the caller, which replace those that the model's folder implies.
+    """A model class, a config and options from the caller; by default they are derived from the model's folder.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
 """Linear layers and embeddings of transformers models that keep their weights packed.
 
 While transformers loads, a parameter on device meta is the placeholder of each packed weight. transformers renames and
-ties placeholders as usual. Then each layer that holds one becomes a packed layer. Placeholders in other modules are
-decoded. If transformers merged a placeholder with other weights, the model is built again with that weight decoded.
+ties placeholders as usual. Then each layer that contains a placeholder becomes a packed layer. Placeholders in other
+modules are decoded. If transformers merged a placeholder with other weights, the model is built again with that weight
+decoded.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """The parameters that are decoded together: those of a layer, or of a module outside the layers."""
+    """Parameters that are decoded together: all parameters of a layer, or of a module outside the layers."""
 
     path: str
     slots: tuple[_Slot, ...]

@@ -1,4 +1,4 @@
-"""Names of options in messages of other operations, some of whose options ``ingot quantize`` lacks."""
+"""Adapt messages of other operations that name options which ``ingot quantize`` does not have."""
 
 from __future__ import annotations
 

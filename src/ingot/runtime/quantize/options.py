@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ingot.core.runtime.progress import ProgressCallback
 
 AUTO, FULL, GPTQ, IMPORTANCE, NONE = MODES = ("auto", "full", "gptq", "importance", "none")
-"""Values of ``calibration``: the best within the time; inputs and gradients; inputs; columns; no statistics."""
+"""Values of ``calibration``: the most exact that fits the time; statistics of inputs and gradients; of inputs;
+importance of columns; no statistics.
+"""
 GRADES = (FULL, GPTQ, IMPORTANCE)
 """The values that collect statistics, the most exact first."""
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d)?")

@@ -143,7 +143,7 @@ def choose_for(options: QuantizeOptions) -> Chosen:
 
 
 def with_quantizer(recipe: Recipe, quantizer: str) -> Recipe:
-    """Return a recipe whose rules with a quantizer, those of its mixture included, use ``quantizer``."""
+    """Return a recipe in which all rules with a quantizer use ``quantizer``, including the rules of its mixture."""
 
     def changed(rule: Rule) -> Rule:
         choice = rule.choice

@@ -128,7 +128,8 @@ def multiplications(storage_form: StorageForm, chip: Chip, conditions: Condition
 
 
 def budget(storage_form: StorageForm, decision: Decision, chip: Chip) -> Budget:
-    """Return the use of memory on the chip by a weight; the limit is ``streamed_cap`` or ``dense_cap`` of the chip.
+    """Return the memory that a weight takes on the chip; the limit is ``streamed_cap`` if it streams, else
+    ``dense_cap``.
 
     The limit applies to the size of one weight tile (per Neural Engine core, as the M6 study measured it). If a tile
     exceeds the limit, the engine needs several passes.

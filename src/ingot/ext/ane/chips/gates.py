@@ -14,7 +14,7 @@ from ingot.ext.ane.chips.chips import ASSUMED, Cell, Chip, weakest
 from ingot.ext.ane.chips.storage_form import BLOCKWISE, DENSE, FOREIGN, FP8, INTEGER, PALETTE, SPARSE, StorageForm
 
 VECTOR_MASK = 0x36
-"""Bit n is set if vectors of n elements are legal: 1, 2, 4, 5 (B25); 5 has no encoding in the register (DC)."""
+"""Bit n is set if vectors of n elements are legal (B25): 1, 2, 4 and 5. The register has no encoding for 5 (DC)."""
 ENCODABLE_VECTORS = (1, 2, 4)
 
 

@@ -16,7 +16,7 @@ MAGIC = 0xBEEFFACE
 CPU = 0x80
 HEAD = struct.pack("<2I", MAGIC, CPU)
 GENERATIONS = {1: "H11", 3: "H12", 4: "H13", 5: "H14", 6: "H15", 7: "H16", 9: "H17", 10: "H18", 11: "H19"}
-"""Generation, by the subtype in the header (FT)."""
+"""The engine's generation, keyed by the subtype in the header (FT)."""
 
 _HEADER = struct.Struct("<8I")
 _COMMAND = struct.Struct("<2I")

@@ -35,7 +35,7 @@ class Eligibility:
 def winograd(
     storage_form: StorageForm, kernel: tuple[int, int], chip: Chip, conditions: Conditions = ORDINARY, *, ocg: int = 16
 ) -> Eligibility:
-    """Return whether the engine may compute a convolution with this weight with Winograd.
+    """Return whether the engine may use Winograd for a convolution with this weight.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ def _tiles() -> str:
 
 
 def _print_contradictions(plan: ChipPlan) -> None:
-    """Print the contradictions that these weights depend on in full, and the names of the others."""
+    """Print the contradictions on which the plan of these weights depends; of all others print only the names."""
     concerned = {key for weight in plan.kernels if weight.decision for key in weight.decision.contradictions}
     for item in plan.contradictions:
         if item.key in concerned:

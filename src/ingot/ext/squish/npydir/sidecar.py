@@ -22,8 +22,9 @@ VERSION = 1
 class Entry:
     """The entry of a tensor in ``ingot.json``.
 
-    ``dtype`` is its logical element type, ``digests`` are those of the values by array suffix (None if not computed).
-    ``heads`` are the digests of the files' headers by suffix; a header contains the shape and type of the values.
+    ``dtype`` is the element type of the original tensor. ``digests`` are the digests of the values of its arrays, by
+    array suffix; None if not computed. ``heads`` are the digests of the headers of its array files, by suffix. A header
+    contains the shape and type of the values.
     """
 
     dtype: str

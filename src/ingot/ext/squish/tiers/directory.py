@@ -41,8 +41,8 @@ class Directory(LocalFolder):
 def resumed(run: Callable[[bool], T], discard: Callable[[], object]) -> T:
     """Return the result of ``run(True)``, which continues an interrupted run of the same plan.
 
-    If the staged files belong to another plan or source, ``run(False)`` starts again. After an error ``discard``
-    removes the staged files; an interruption keeps them for the next run.
+    If the staged files belong to another plan or source, ``run(False)`` starts again. After an error, ``discard``
+    removes the staged files. After an interruption, they stay for the next run.
     """
     try:
         try:

@@ -1,4 +1,4 @@
-"""Determine the element type of a model's weights; a tier of another type may round them."""
+"""Determine the element type that the loaded weights of a model should have; a tier of another type may round them."""
 
 from __future__ import annotations
 
