@@ -154,7 +154,7 @@ def _prepare(self: Any, generation_config: Any, model_kwargs: dict[str, Any], *a
 def _supply(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the arguments of a forward pass with a new packed cache; None to leave the arguments unchanged.
 
-    They are left unchanged if the pass has a cache already, or if it uses none.
+    They are left unchanged if the pass has a cache already, if it uses none, or in training.
     """
     uses_cache = kwargs.get("use_cache")
     uses_cache = getattr(model.config, "use_cache", True) if uses_cache is None else uses_cache

@@ -27,8 +27,8 @@ class View:
     ``lead`` dense tokens come before the packed blocks, and all other dense tokens after them.
 
     If tokens of the prompt were evicted, ``positions`` are the positions of the remaining ones, [sequences, heads,
-    tokens]; else None. ``prompt`` is the length of the prompt. ``waiting`` is the layer if its ``evict`` must be called
-    after this pass, else None.
+    tokens]; else None. ``prompt`` is the length of the prompt. ``waiting`` is the layer if the attention of this pass
+    must call its ``evict``, else None.
     """
 
     __slots__ = ("_blocks", "heads", "keys", "lead", "positions", "prompt", "values", "waiting")

@@ -274,7 +274,7 @@ def record_products(
     share: bool = True,
     product: Callable[[Any, Any, Any], Any] | None = None,
 ) -> Iterator[None]:
-    """In this context, add the inputs of all products with the given parameters to ``sums``.
+    """Add the inputs of all products with the given parameters to ``sums`` while this context is active.
 
     With ``fisher``, the gradients of the outputs of these products are added too.
 

@@ -111,8 +111,9 @@ def resolve(
 
 
 def _from_mlx_folder(checkpoint: Checkpoint) -> Checkpoint:
-    """If a checkpoint was written for mlx_lm, return it with the tensors that transformers expects; else return it
-    unchanged.
+    """Return a checkpoint that was written for mlx_lm with the tensors that transformers expects.
+
+    Any other checkpoint is returned unchanged.
     """
     if "mlx" not in (checkpoint.format, checkpoint.metadata.get("format")) or CONFIG not in checkpoint.companions:
         return checkpoint

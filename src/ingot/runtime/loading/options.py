@@ -233,7 +233,9 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Options of a draft head: its location (by default the artifact has it), and the tokens per proposal, 1 to 7."""
+    """Options of a draft head: its location, by default in the artifact, and the number of tokens per proposal, 1
+    to 7.
+    """
 
     head: AnyPath | None = field(
         default=None, metadata=about("Draft with the head in this file or folder.", "--draft-head")

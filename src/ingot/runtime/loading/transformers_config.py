@@ -81,7 +81,9 @@ def read_config(folder: Store, tensors: int, format: str = "") -> Any:
 
 
 def model_class(config: Any, location: str) -> Any:
-    """Return the transformers class that the config names, else its causal language model, else its bare model.
+    """Return the class of transformers that the config names.
+
+    If it names no class, return the causal language model for this type of config, else the bare model.
 
     Raises
     ------
