@@ -1,8 +1,8 @@
 """The errors that Ingot raises.
 
 An error message is one line: what is wrong, where, what was expected, and what to do. An error about a file also has a
-*rule* (``zt.blob-out-of-bounds``), listed on the spec page of the format, so that tests and tools can match rules and
-not wordings. All errors that a file's bytes can cause are ``ValueError`` too, as callers of other readers expect.
+*rule* (``zt.blob-out-of-bounds``), which the spec page of the format lists. Tests and tools can match rules instead of
+wordings. All errors that a file's bytes can cause are ``ValueError`` too, as callers of other readers expect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Receipts: measurements of an artifact, stored in its file or in a small separate file.
 
 A single ``.zt`` file of container 1 stores the receipt itself. Only its manifest is rewritten, which is at the end and
-has its own digest. All other artifacts get a separate file in the same folder: other formats, folders with several
-weight files, and files with a seal, whose bytes must not change.
+has its own digest. All other artifacts get a separate file in the same folder. These are other formats, folders with
+several weight files, and files with a seal, because a sealed file must not change.
 """
 
 from __future__ import annotations

@@ -39,13 +39,13 @@ OTHER = "other"
 class WeightPlan:
     """The plan of a weight on a chip.
 
-    ``use`` is ``kernel`` (a matrix or convolution), ``gather`` (an embedding, which is looked up and not multiplied),
-    ``vector`` (norms and biases, which are stored with kernels) or ``other`` (no weight). The fields after ``form`` are
-    set only for kernels. ``moved`` is the number of bytes that move per dispatch, and ``tables`` the number of bytes of
-    the codebooks. ``tables_fit`` states whether the tables fit into the chip's budget; None if the budget is not
-    published. ``time`` is in milliseconds. ``word`` is the value of the KernelCfg register for the moved weight, and
-    ``streams`` the names of additional coefficient streams. ``winograd`` is the reason why a convolution cannot use
-    Winograd; empty if it can, None for other weights.
+    ``use`` is ``kernel`` (a matrix or convolution), ``gather`` (an embedding, whose rows are looked up), ``vector``
+    (norms and biases, which are stored with kernels) or ``other`` (no weight). The fields after ``form`` are set only
+    for kernels. ``moved`` is the number of bytes that move per dispatch, and ``tables`` the number of bytes of the
+    codebooks. ``tables_fit`` states whether the tables fit into the chip's budget; None if the budget is not published.
+    ``time`` is in milliseconds. ``word`` is the value of the KernelCfg register for the moved weight, and ``streams``
+    the names of additional coefficient streams. ``winograd`` is the reason why a convolution cannot use Winograd; empty
+    if it can, None for other weights.
     """
 
     name: str

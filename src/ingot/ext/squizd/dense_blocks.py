@@ -1,7 +1,7 @@
 """Locate and check all dense tensors with standard blocks together, because most tensors of a file are of this type.
 
-A block is standard if it begins with the header that Ingot writes, if it is inside its layer, and if its entry has one
-digest at most and no mask, scales or parameters. Other tensors are parsed one by one.
+A block is standard under three conditions. It begins with the header that Ingot writes, and it is inside its layer. Its
+entry has at most one digest, and no mask, scales or parameters. Other tensors are parsed one by one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Interpret the masks of a file without a directory (SQUIZD document, section 6).
 
-According to the document, masks follow the blocks of a layer. It does not define to which matrices they apply, which
-bit is the first, which value of a bit marks a kept block, or whether dropped blocks are left out. So every
-interpretation is compared with the file: the number of a mask's bytes, the bits past its last block, the sizes in the
-blocks' headers, ``mean_sparsity``, and the zeros of dropped blocks in matrices of full size.
+According to the document, masks follow the blocks of a layer. It does not define to which matrices they apply, or which
+bit is the first. It does not define which value of a bit marks a kept block, or whether dropped blocks are stored. So
+every interpretation is compared with the file. These properties are compared: the bytes of a mask, the bits past its
+last block, the sizes in the blocks' headers, and ``mean_sparsity``. In matrices of full size, dropped blocks must
+contain zeros.
 
 - Full size: the intermediate width I is a size in the headers; a mask has ceil(I / block_size) bits.
 - Compacted: the size in the headers counts the kept blocks, and ``mean_sparsity`` gives the original number of blocks.

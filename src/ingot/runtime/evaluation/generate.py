@@ -89,7 +89,7 @@ def generate(source: AnyPath | LoadOptions, prompt: str, max_tokens: int = 32, d
     max_tokens : int
         Maximum number of new tokens, at least 1.
     draft : Draft, optional
-        Decode speculatively with an EAGLE-3 head; the tokens are those without it.
+        Decode speculatively with an EAGLE-3 head; the tokens are the same as without it.
 
     Raises
     ------

@@ -58,8 +58,8 @@ class _Active:
 def use_adapters(model: torch.nn.Module, adapters: Sequence[AnyPath | tuple[AnyPath, float] | AdapterRef]) -> None:
     """Replace the adapters of a loaded model; an empty sequence removes them and restores the base exactly.
 
-    The factors of an adapter stay in memory after its first use in the model, until one of its files changes, the model
-    is deleted, or ``clear_adapter_cache`` is called.
+    The factors of an adapter stay in memory after its first use in the model. They are released if one of its files
+    changes, if the model is deleted, or by ``clear_adapter_cache``.
 
     Parameters
     ----------

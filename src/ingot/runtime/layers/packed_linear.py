@@ -258,10 +258,10 @@ class PackedWeight(torch.nn.Module):
 class PackedLinear(PackedWeight):
     """``torch.nn.Linear`` with packed weights: ``x @ w.T + bias`` for x [..., in_features] in f32, f16, bf16 or f64.
 
-    On the CPU the kernels multiply x by the codes directly, sum in f32 in an order that does not depend on the number
-    of threads (``torch.get_num_threads()``), and round once. Few rows use one order of summation, more rows in f16 and
-    bf16 another. For other layouts, more rows in f32 and other devices, blocks of rows of the matrix that fit
-    ``SCRATCH`` are decoded and multiplied by torch.
+    On the CPU the kernels multiply x by the codes directly, sum in f32, and round once. The order of summation does not
+    depend on the number of threads (``torch.get_num_threads()``). For more than a few rows in f16 and bf16, it differs
+    from the order for few rows. For other layouts, more rows in f32 and other devices, blocks of rows of the matrix
+    that fit ``SCRATCH`` are decoded and multiplied by torch.
 
     If ``rounding`` is set (``compute="int8"``), x in these dtypes is rounded to 8 bits in blocks of 32 columns. Layouts
     with ``Packed.rounds`` then use integer products, with the same result for any number of rows.

@@ -1,9 +1,9 @@
 """Make a model with decoded weights round inputs and results like another program (option ``arithmetic``).
 
-llama.cpp's CPU products round each input to the type that goes with the type of the weight: blocks of 8-bit integers
-for packed weights, the weight's own type for 16-bit weights. Products of integers are exact, and sums are in f32, so
-that rounding the input is all that differs from decoded weights in f32. MLX computes in the type of the scales, or of
-dense weights: weights, inputs and results are rounded to it.
+llama.cpp's CPU products round each input to a type that depends on the type of the weight. For packed weights, inputs
+are blocks of 8-bit integers. For 16-bit weights, inputs have the type of the weight. Products of integers are exact,
+and sums are in f32, so that rounding the input is all that differs from decoded weights in f32. MLX computes in the
+type of the scales, or of dense weights: weights, inputs and results are rounded to it.
 """
 
 from __future__ import annotations

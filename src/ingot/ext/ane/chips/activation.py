@@ -115,7 +115,8 @@ def _evaluate(records: Sequence[ActivationLut], x: Array) -> Array:
     All tables must have the same shift and scale.
 
     Every result is a float16 number. Sums, differences and products of two float16 numbers are computed in float32 and
-    rounded to float16; the results equal those of float16 arithmetic, because float32 has more than twice the digits.
+    rounded to float16. The results are the same as in float16 arithmetic, because float32 has more than twice the
+    digits.
     """
     wide = x.astype(np.float32)
     first = records[0]

@@ -127,8 +127,8 @@ def _require_finished(store: Store) -> None:
 def _require_files(size: int, groups: int) -> None:
     """Raise an error if a manifest is too large for the number of tensors with files; called before it is parsed.
 
-    A tensor's name is no longer than its safe key, which is at most 255 bytes as part of a file name, and six times as
-    long if JSON escapes it.
+    A tensor's name is no longer than its safe key. The key is part of a file name, so it has at most 255 bytes. JSON
+    escapes can make the name six times longer.
     """
     max_size = _SMALL + groups * _PER_TENSOR
     if size > max_size:

@@ -33,8 +33,8 @@ def prepare(
     types. Exception: for MLX and source arrays below 8 bits, the 4-bit or 3-bit tier is built. It must be able to store
     all tensors with exactly their values.
 
-    If the disk is full or read-only, or if the tier's type cannot represent a value, the tensors are decoded into
-    memory instead, and a note says so.
+    If the disk is full or read-only, or if the tier's type cannot represent a value, no tier is built. The tensors are
+    then decoded into memory, and a note says so.
 
     Parameters
     ----------

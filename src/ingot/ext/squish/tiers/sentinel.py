@@ -23,7 +23,7 @@ class Sentinel:
     """The content of a sentinel that Ingot wrote.
 
     ``source`` and ``files`` are the states of the source files and of the tier's files. ``raised`` are the tensors of a
-    packed tier that have more bits than the tier's name states; ``gate`` is the result of its gate; None if it was
+    packed tier that have more bits than the tier's name states. ``gate`` is the result of its gate; None if it was
     built without a gate.
     """
 
