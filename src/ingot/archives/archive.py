@@ -55,7 +55,7 @@ class Archived(Reportable):
     ``size`` is the size of the files in bytes, ``stored`` the size of the archive, and ``saved`` the difference as a
     fraction of ``size``. ``objects`` is the number of distinct tensors and ranges of other bytes; ``differences`` of
     them are stored as a difference to another object. ``duplicates`` is the number of repeated ranges that are stored
-    only once, and ``duplicate_bytes`` their size. ``resumed`` objects were written by an interrupted run.
+    only once, and ``duplicate_bytes`` their size. ``resumed`` is the number of objects that an interrupted run wrote.
     """
 
     source: str
@@ -172,7 +172,7 @@ def archive(options: ArchiveOptions) -> Archived:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The open files to archive, and the tensors in each file."""
+    """The open files of a folder, or a single open file, and the tensors and other byte ranges in each file."""
 
     store: Store
     single: str
@@ -278,9 +278,10 @@ def _restorable(step: Step) -> Step:
 
 
 def _layout_tensor(layout: ArchiveLayout) -> Tensor:
-    """Return the layout as an object.
+    """Return the layout as a tensor of bytes, which becomes the first object of the archive.
 
-    It is one zstd frame, so that a reader finds its end without the manifest.
+    The stored bytes are one zstd frame, so that a reader finds their end without the manifest. Raises ``UsageError``
+    ``archive.entries`` if the layout has more than ``MAX_LAYOUT`` bytes.
     """
     raw = layout.encoded()
     if len(raw) > MAX_LAYOUT:
@@ -332,7 +333,7 @@ class _Check:
         self._progress = progress
 
     def __call__(self, target: bytesource.Target, written: Sequence[str]) -> Sequence[str]:
-        """Raise ``IntegrityError`` ``archive.unrestorable`` for the first difference. Return no companions."""
+        """Raise ``IntegrityError`` ``archive.unrestorable`` for the first difference; return no companion names."""
         opened = open_archive(self._target.store(), _NAME)
         if opened is None or opened[1].layout.files != tuple(self._layout.files):
             raise _unrestorable("the finished archive has another layout than planned", _NAME)

@@ -38,8 +38,8 @@ class Source(CheckpointSource):
     """An opened artifact whose tensors have no decoders yet: its store, format, entry file and catalog.
 
     ``location`` is the opened address, for messages and reports. ``name`` is the opened file in ``store``; it is empty
-    if the folder of the store was opened. ``requested_io`` and ``max_decompressed`` are options of ``ingot.open`` for
-    copies of the checkpoint; without ``requested_io`` it cannot be copied.
+    if the folder of the store was opened. ``requested_io`` and ``max_decompressed`` are options of ``ingot.open``, with
+    which a copy of the checkpoint opens the artifact again. If ``requested_io`` is None, it cannot be copied.
     """
 
     location: str
@@ -251,9 +251,10 @@ def open_in_store(
 
 
 def weights_of(source: Source) -> Checkpoint:
-    """Return the checkpoint of a source whose tensors will be decoded.
+    """Return the checkpoint of ``source``, with a decoder for each tensor.
 
-    If another program packed them, it closes the source and raises ``UnsupportedError`` ``model.quantized``.
+    If another program packed the weights and Ingot cannot decode its packing, this closes ``source`` and raises
+    ``UnsupportedError`` ``model.quantized``.
     """
     packer = source.packer()
     if packer is not None:
@@ -281,8 +282,8 @@ def _open_again(
 def find(location: Location, io: str = "auto") -> tuple[Store, str]:
     """Return the store that contains an artifact, and the artifact's name there, which is empty for a folder.
 
-    For an archive, they are the files in it and, if it is no folder, its only file. A manifest or Modelfile of ollama
-    is replaced by the weights that it names. No other file is opened.
+    For an archive, the store contains the archived files. If a single file was archived, the returned name is the name
+    of this file. A manifest or Modelfile of ollama is replaced by the weights that it names. No other file is opened.
 
     Raises ``UsageError`` ``open.io``, ``open.missing``, ``open.url``, and the errors of ``ollama.resolve`` and of the
     store.
@@ -304,9 +305,10 @@ def find(location: Location, io: str = "auto") -> tuple[Store, str]:
 
 
 def _find_archived(store: Store, name: str) -> tuple[Store, str]:
-    """Return the files of the archive ``name`` as a store, and the only file if the archive is no folder.
+    """Return the files of the archive ``name`` as a store, and the name of the archived file; empty for a folder.
 
-    If the file is no archive, or if it is damaged, return the arguments: opening the file raises the precise error.
+    If the file ``name`` is no archive, return the arguments. If it is damaged, also return them, because opening the
+    file raises the precise error.
     """
     try:
         opened = open_archive(store, name)

@@ -4,7 +4,7 @@ Every candidate is tried on a sample of the difference, one tensor per thread. I
 passes over the full difference measure it. For a given error, each tensor gets the smallest candidate within it. For a
 given size, bytes go to the tensors whose error they reduce most: the lower convex hulls of all tensors' sizes and
 errors are followed by steepest slope (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963).
-Errors are relative to the mean square of the base's weights.
+In this comparison, squared errors are divided by the mean square of the base's weights.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ RANKS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 class Trial:
     """A candidate for storing a tensor's difference, with its estimated bytes and its squared error.
 
-    ``error`` is relative: 1 is the error of storing nothing. It is the sum of a missing part and of noise. The missing
-    part is the shortfall of the stored difference in the direction of the true one. In ``weighted_error``, the missing
-    part counts ``SHORTFALL`` times.
+    ``size`` is the number of bytes. ``error`` is the squared error divided by the squared norm of the true difference,
+    so 1 is the error of storing nothing. It is the sum of a missing part and of noise. The missing part is
+    ``(1 - a)**2``, where ``a`` times the true difference is the projection of the stored difference onto the true
+    difference. In ``weighted_error``, the missing part counts ``SHORTFALL`` times.
     """
 
     storage: Storage

@@ -143,7 +143,10 @@ _INTEGERS = 3e-6
 
 @dataclass(frozen=True, slots=True)
 class RoundingEstimate:
-    """An estimate of the time to round matrices: their number, their weights, and the seconds."""
+    """An estimate of the time to round matrices with their statistics.
+
+    ``matrices`` is the number of tensors, ``weights`` the number of their weights in total, and ``seconds`` the time.
+    """
 
     matrices: int
     weights: int
@@ -160,8 +163,8 @@ class RoundingEstimate:
 def estimate_rounding_time(rounded: Sequence[tuple[int, Storage]], workers: int) -> RoundingEstimate:
     """Return the estimated time of rounding tensors on ``workers`` threads.
 
-    ``rounded`` are the number of weights and the storage of each tensor. The result is at least the time of the largest
-    tensor.
+    ``rounded`` contains the number of weights and the storage of each tensor. The result is at least the time of the
+    slowest tensor.
     """
     times = [size * (_TRELLIS if item.codec == TrellisLayout.codec else _INTEGERS) for size, item in rounded]
     seconds = max(sum(times) / max(min(workers, len(times)), 1), max(times, default=0.0))

@@ -76,7 +76,10 @@ class DeltaInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     removed: list[str] = []
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the JSON-like value for the metadata key ``KEY``. Equal changes share one object."""
+        """Return the JSON-like value for the metadata key ``KEY``.
+
+        Tensors with equal changes share one dict object, which saves memory.
+        """
         fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, tensors={}))
         removed = fields.pop("removed", None)
         if self.tensors:
@@ -129,7 +132,9 @@ def version_for(changes: Iterable[Change]) -> int:
 
 
 def _converted(value: Any) -> DeltaInfo:
-    """Return the description of a delta from a JSON-like value; tensors with one shared entry share a ``Change``.
+    """Return the description of a delta from a JSON-like value.
+
+    Tensors that share one dict object in ``value`` share one ``Change`` in the result.
 
     Raises ``msgspec.ValidationError``.
     """

@@ -1,4 +1,4 @@
-"""Rounding of all matrices of a tensor, each by its own statistics, and reports of the outcomes."""
+"""Round all matrices of a tensor, each with its own statistics, and report the outcomes."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ class StatisticsSource(Protocol):
 class Outcome:
     """The effect of rounding on a matrix.
 
-    ``error`` is ``tr(G D A D^T) / tr(G W A W^T)``, where W is the matrix and D its change. ``tokens`` is the number of
-    tokens in the statistics: 0 for an expert that received no token, None if the matrix has no statistics. In both
-    cases all errors have the same weight. ``damping`` is the number added to A's diagonal, as a fraction of the
-    diagonal's mean. ``dead`` is the number of columns whose input was always 0. ``singular`` is true if the
-    factorization of A needed additional damping. ``squared_error`` and ``squared_norm`` are sums over all weights,
-    without factors.
+    ``error`` is ``tr(G D A D^T) / tr(G W A W^T)``, where W is the matrix and D its change. A and G are the second
+    moments of inputs and of gradients at outputs; see ``Factors``. ``tokens`` is the number of tokens in the
+    statistics: 0 for an expert that received no token, None if the matrix has no statistics. In both cases all errors
+    have the same weight. ``damping`` is the number added to A's diagonal, as a fraction of the diagonal's mean.
+    ``dead`` is the number of columns whose input was always 0. ``singular`` is true if the factorization of A needed
+    additional damping. ``squared_error`` and ``squared_norm`` are sums over all weights, not weighted by A and G.
     """
 
     matrix: str
@@ -147,7 +147,10 @@ def matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
 
 
 def has_statistics(statistics: StatisticsSource | None, name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor's matrix has statistics; for stacked matrices, whether the first has them."""
+    """Return whether a tensor's matrix has statistics of at least one token.
+
+    For stacked matrices, return whether the first matrix has an entry in the statistics, even one without tokens.
+    """
     if statistics is None or len(shape) < 2:
         return False
     first = next((first for first, _ in matrices(name, shape)), name)
@@ -156,7 +159,7 @@ def has_statistics(statistics: StatisticsSource | None, name: str, shape: tuple[
 
 
 def damping_for(spec: QuantizerSpec) -> float:
-    """Return the damping of a spec: the number to add to the factors' diagonals, as a fraction of their means.
+    """Return the damping of a spec: the number to add to the diagonals of A and G, as a fraction of their means.
 
     It is larger for signs, because large errors are sensitive to noise in directions with few samples.
     """
@@ -166,10 +169,11 @@ def damping_for(spec: QuantizerSpec) -> float:
 def load_factors(
     statistics: StatisticsSource, name: str, rows: int, cols: int, damping: float = DAMPING
 ) -> tuple[Factors, int | None]:
-    """Return a matrix's factors, and the number of tokens in its statistics.
+    """Return the second moments that weight a matrix's rounding errors, and the number of tokens in its statistics.
 
-    If the matrix has no statistics, the number is None, and all errors have the same weight. Raises ``FormatError``
-    ``statistics.shape``, ``statistics.value``.
+    ``Factors`` defines these moments, A and G; ``damping`` is added to their diagonals. If the matrix has no
+    statistics, the number of tokens is None. If it is None or 0, all errors have the same weight. Raises
+    ``FormatError`` ``statistics.shape``, ``statistics.value``.
     """
     entry = statistics.for_matrix(name)
     if entry is None or not entry.count:
@@ -188,7 +192,8 @@ def rounding_memory(
 ) -> int:
     """Return the peak memory, in bytes, of rounding a tensor, one matrix after the other.
 
-    If ``statistics`` is None, memory for both A and G is counted; for a ``vocabulary`` (embedding or head), only A.
+    If ``statistics`` is None, memory for both A and G (see ``Factors``) is counted; for a ``vocabulary`` (embedding or
+    head), only for A.
     ``in_bands`` is false if ``round_tensor`` gets a function ``settle``.
     """
     rows, cols = shape[-2:]
@@ -283,7 +288,10 @@ def _squares(values: Array) -> float:
 
 
 def _sums_from_feedback(bands: Sequence[RoundedMatrix]) -> tuple[float, float] | None:
-    """Return the squared norms of the error and of the matrix under A, if feedback computed them for all bands."""
+    """Return ``tr(D A D^T)`` and ``tr(W A W^T)`` (see ``Outcome``), summed over the bands.
+
+    Return None unless error feedback computed them for all bands.
+    """
     sums = [band.error_sums for band in bands if isinstance(band, Rounded) and band.error_sums is not None]
     if not sums or len(sums) < len(bands):
         return None

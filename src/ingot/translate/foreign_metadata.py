@@ -1,6 +1,6 @@
-"""GGUF metadata without a counterpart in a model folder, stored in a separate file of the folder.
+"""Store GGUF metadata that no other file of a model folder can express, in the file ``gguf_metadata.json``.
 
-A conversion back to GGUF restores them, so names, licenses and keys of other programs are preserved.
+A conversion back to GGUF restores this metadata. So names, licenses and keys of other programs are preserved.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _TYPES = "types"
 
 
 def to_files(metadata: Mapping[str, Any], names: Collection[str]) -> dict[str, bytes]:
-    """Return the file with the values and types of the metadata ``names``.
+    """Return the bytes of ``gguf_metadata.json``, keyed by this file name.
 
-    The result is empty if there are no names, or if the file would be too large to read.
+    The file contains the values and types of the metadata in ``names``. The mapping is empty if ``names`` is empty, or
+    if the file would be larger than ``read`` accepts.
     """
     about: Any = metadata.get(ABOUT)
     content: dict[str, dict[str, Any]] = {_VALUES: {name: metadata[name] for name in names}}
@@ -37,7 +38,9 @@ def to_files(metadata: Mapping[str, Any], names: Collection[str]) -> dict[str, b
 
 
 def read(companions: Mapping[str, str]) -> dict[str, Any]:
-    """Return the metadata in the folder's file, with their types under ``ingot.gguf``; empty without the file.
+    """Return the metadata in ``gguf_metadata.json``, and their types and raw strings under the key ``ingot.gguf``.
+
+    ``companions`` are the locations of the folder's files by name. The result is empty if the file is not one of them.
 
     Raises ``FormatError`` ``architecture.companion``: the file is not a JSON object of this layout.
     """

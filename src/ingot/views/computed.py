@@ -34,8 +34,9 @@ def compute(checkpoint: Checkpoint, names: Mapping[str, tuple[str, bool]]) -> Ch
     ----------
     checkpoint : Checkpoint
     names : mapping of name to (function, inverse)
-        A name of ``FUNCTIONS``, and whether to compute its inverse. Results are f32. Those of an inverse are bf16 or
-        f16 numbers if the function maps these to the stored values bit for bit.
+        ``function`` is a name of ``FUNCTIONS``. If ``inverse`` is true, its inverse is computed. Results are stored in
+        f32. Results of an inverse are rounded to bf16, else to f16, if the function maps the rounded numbers exactly
+        to the stored values.
 
     Raises
     ------
@@ -65,7 +66,8 @@ def compute(checkpoint: Checkpoint, names: Mapping[str, tuple[str, bool]]) -> Ch
 def _invert(values: Array, forward: _Function, backward: _Function) -> Array:
     """Return f32 numbers x for which ``forward(x)`` is nearest to ``values``.
 
-    If bf16 or f16 numbers give exactly ``values``, these are returned. ``backward`` estimates x.
+    ``backward`` estimates x, and each x is chosen from the estimate and its nearest f32 neighbours. Exception: if
+    ``forward`` maps the estimates, rounded to bf16 or f16, exactly to ``values``, the rounded numbers are returned.
     """
     estimate: Array = backward(values).astype(np.float32)
     for dtype in ("bf16", "f16"):

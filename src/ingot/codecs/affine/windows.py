@@ -1,4 +1,4 @@
-"""Reading of a range of bytes of each row of a part, and parts whose bytes are computed on access."""
+"""Read the same range of bytes from several rows of a part, and create parts whose bytes are computed on access."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _STEP = 32  # chunks begin at multiples of this number of rows: 32 codes fill co
 
 
 class Windows:
-    """A part as ``rows`` rows of ``width`` bytes, of which a range of bytes can be read for several rows.
+    """A part as a matrix of bytes [rows, width], from which ``read`` returns a submatrix.
 
-    A mapped part is not copied, and its digest is checked once. If a part is raw but not mapped, only the
-    requested bytes are read. A compressed part is decompressed and cached.
+    A mapped part is not copied, and its digest is checked once. If a part is raw but not mapped, only the requested
+    rows are read; of much longer rows than requested, only the requested bytes. A compressed part is decompressed and
+    cached.
     """
 
     def __init__(self, part: Part, rows: int, width: int) -> None:

@@ -28,14 +28,14 @@ _ADDED = 1 << 20  # elements that are added at a time if only their codes are re
 def scale_reach() -> RangeProbe:
     """Return the range probe for f16 scales of signs or 4-bit codes; their layouts allow no other type.
 
-    It accepts differences whose largest magnitude is at least 2^-21. Means and steps are usually about eight times
-    smaller, and f16 represents these.
+    It accepts differences whose largest magnitude is at least 2^-21. Scales are mean magnitudes, or steps between
+    codes. They are usually about eight times smaller than the largest magnitude, and f16 represents these.
     """
     return RangeProbe("scales", "f16", (), 8, "f32")
 
 
 class F16Scales(BaseEncoder):
-    """A base class of encoders with f16 scales, which adds their range probe."""
+    """A base class of encoders with f16 scales: it returns ``reach`` as their range probe."""
 
     reach: RangeProbe
 
@@ -44,9 +44,9 @@ class F16Scales(BaseEncoder):
 
 
 class Differences(NamedTuple):
-    """f32 differences ``tuned - base`` for kernels: flat arrays with the bits of one float type.
+    """The f32 differences ``tuned - base``, which kernels compute from two flat arrays.
 
-    If ``base`` is None, ``tuned`` are the differences.
+    The arrays contain the bits of floats of the type ``dtype``. If ``base`` is None, ``tuned`` are the differences.
     """
 
     tuned: Array
@@ -96,8 +96,8 @@ class Differences(NamedTuple):
 class PairEncoder(Encoder):
     """An encoder of f32 differences that gets base and fine-tune, and subtracts while it encodes.
 
-    Both are f32, f16 or bf16, of one type, in C order. The encoder allocates no array of differences, but its result
-    has the same bits as with one.
+    Both are in C order, and both have the same type: f32, f16 or bf16. The encoder allocates no array of differences.
+    Its parts have the same bits as the parts of an array of the differences.
     """
 
     @abstractmethod
@@ -106,21 +106,28 @@ class PairEncoder(Encoder):
 
     @abstractmethod
     def encode_differences(self, differences: Differences, rows: int, start: int) -> dict[str, Array]:
-        """Return the parts for the differences of ``rows`` rows, of which the first has the index ``start``."""
+        """Return the encoded parts of ``differences``.
+
+        ``rows`` is the number of their rows, and ``start`` is the index of the first of these rows in the tensor.
+        """
 
     @abstractmethod
     def fit_differences(self, differences: Differences) -> None:
-        """Process the next differences of a fit pass."""
+        """Update the state of the fit pass, for example the largest differences so far.
+
+        ``differences`` are those of the next rows. ``encode_differences`` uses the state later. An encoder without a
+        fit pass does nothing here.
+        """
 
     def encode(self, rows: Array, start: int = 0) -> dict[str, Array]:
-        """Return each part's bytes for ``rows``."""
+        """Return the encoded parts of ``rows``, which are f32 differences."""
         return self.encode_differences(Differences.from_rows(rows), len(rows), start)
 
     def encode_pair(self, base: Array, tuned: Array, start: int = 0) -> dict[str, Array]:
         return self.encode_differences(Differences.between(base, tuned), len(tuned), start)
 
     def fit_pass(self, rows: Array) -> None:
-        """Process the next rows of a fit pass, if the encoder has fit passes."""
+        """Call ``fit_differences`` with ``rows``, the f32 differences of the next rows."""
         self.fit_differences(Differences.from_rows(rows))
 
     def fit_pair(self, base: Array, tuned: Array) -> None:
@@ -197,7 +204,10 @@ def require_options(codec: str, options: Mapping[str, Any], names: tuple[str, ..
 
 
 def share_option(codec: str, options: Mapping[str, Any], key: str, default: float, below: float) -> float:
-    """Return the option ``key``, a fraction from 0 to less than 1, or exactly ``below``; ``default`` if unset."""
+    """Return the option ``key``; ``default`` if it is not set.
+
+    It must be a fraction from 0 to less than 1, or equal to ``below``. Raises ``UsageError`` ``<codec>.option``.
+    """
     value = options.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < 1 or value == below):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""``delta_int4``: differences as 4-bit codes over one range, except the largest, which are stored exactly.
+"""``delta_int4``: differences as 4-bit codes over one range, except the largest, which are stored in f16.
 
 This is strategy ``int4`` of ``.wdelta``. Spec page: ``spec/wdelta.md``.
 """
@@ -78,8 +78,9 @@ def table(scale: Array, zero: Array, location: str | None = None) -> Array:
 class Scale(NamedTuple):
     """The scale and zero point that map values to 4-bit codes.
 
-    ``pair`` are both as stored in the file, ``arguments`` the numbers for the encoding kernel. If ``flat`` is set, all
-    codes are 0.
+    ``pair`` contains the scale and the zero point in f16, as the file stores them. ``arguments`` are three numbers
+    (l, d, f) for the encoding kernel: the code of x is ``(x - l) / d * f``, rounded and limited to 0 to 15. If ``flat``
+    is set, all codes are 0.
     """
 
     flat: bool
@@ -100,7 +101,7 @@ def scale_of(low: float, high: float, layout: int) -> Scale:
 def codes_of(differences: Differences, skipped: Array, scale: Scale, before: float | None = None) -> Array:
     """Return 4-bit codes, two per byte, of all differences except those at the positions ``skipped``.
 
-    If ``before`` is set, it is an earlier value whose code comes first. The last byte is padded with 0.
+    If ``before`` is not None, it is an earlier difference, whose code comes first. The last byte is padded with code 0.
     """
     packed = np.zeros((differences.size + (before is not None) - skipped.size + 1) // 2, np.uint8)
     if not scale.flat:
@@ -119,7 +120,7 @@ class _Chunk(ChunkParts):
 
 
 class _Decoding:
-    """The decoding of a chunk for both encoders, to measure the error."""
+    """A base class of both encoders that decodes the parts of a chunk, to measure the error."""
 
     layout: int
 
@@ -242,8 +243,9 @@ class StreamedInt4Encoder(_Decoding, F16Scales, StreamedEncoder):
 def _expand(packed: tuple[Array, int], codes: Array, apart: tuple[Array, Array], gaps: bool, out: Array) -> None:
     """Decode differences into the flat ``out``.
 
-    ``packed`` are bytes, and the number of codes to skip. ``codes`` are the sixteen values in the dtype of ``out``.
-    ``apart`` are positions (from 0) and values of outliers. ``gaps`` states that outliers have no codes.
+    ``packed`` is a pair: bytes of codes, and the number of codes to skip at their beginning. ``codes`` are the sixteen
+    values in the dtype of ``out``. ``apart`` is a pair: the positions of outliers in ``out``, and their values.
+    ``gaps`` states that outliers have no codes.
     """
     positions, values = apart
     values = as_bits(cast_like(values, out))

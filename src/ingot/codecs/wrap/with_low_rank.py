@@ -48,7 +48,7 @@ def write_sum(base: Array, correction: Array, out: Array) -> None:
 
 
 class CorrectedReader(Rows):
-    """A sequential reader that adds the rows of the inner codec and of the product."""
+    """A sequential reader that adds the rows of the product to the rows of the inner codec."""
 
     def __init__(self, tensor: Tensor) -> None:
         inner, correction = _checked(tensor)
@@ -187,7 +187,10 @@ class CorrectedCodec(Codec):
         _checked(tensor)
 
     def decode(self, tensor: Tensor, dtype: str, out: Array | None = None) -> Array:
-        """Return the sums in f32, f16 or bf16, rounded once from f32."""
+        """Return the values of the inner codec plus the product of the two factors.
+
+        The sums are computed in f32, and rounded once to ``dtype``: f32, f16 or bf16.
+        """
         return decode_by_rows(self, tensor, dtype, out)
 
     def reader(self, tensor: Tensor) -> CorrectedReader:
@@ -212,7 +215,7 @@ class CorrectedCodec(Codec):
 
 
 def _checked(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tensor of the inner codec, and the product as a tensor."""
+    """Check a tensor, and return two tensors: that of the inner codec, and the product as a tensor of ``low_rank``."""
     layout = CorrectedLayout.from_tensor(tensor)
     codec = CODECS[layout.inner.codec]
     parts = {role: part for role, part in tensor.parts.items() if role not in (LEFT_FACTOR, RIGHT_FACTOR)}

@@ -76,11 +76,14 @@ class GptqFormat(ColumnPackedFormat):
         self._checkpoint_format = checkpoint_format
 
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``quantization_config`` names GPTQ without planes."""
+        """Return whether ``quantization_config`` declares GPTQ, but not the format ``gptq_p`` (codes in bit planes)."""
         return super().claims_config(config) and declared_format(config[HUGGING_FACE]) != PLANAR
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why a tensor cannot be a packed layer; codes in planes need ``GptqPlanesFormat``."""
+        """Return the reason why a tensor cannot be stored as a packed layer; None if it can.
+
+        This format cannot store codes in bit planes; ``GptqPlanesFormat`` can.
+        """
         if PackedIntLayout.from_tensor(spec).packing == GPTQ_PLANES:
             return "its codes are packed as a stream; for codes in planes use --container planes"
         return super().why_layer_unsupported(spec)
@@ -116,9 +119,9 @@ class GptqFormat(ColumnPackedFormat):
 
         If ``dynamic`` has a rule for a layer, its bits and group size follow from the shapes and ``g_idx``.
 
-        In a folder of symmetric codes, every zero point is the middle code, which v1 and v2 store differently. If all
-        zero points are middle codes in the other version than the declared one, that version is used, and ``remarks``
-        reports it.
+        In a folder of symmetric codes, every zero point must be the middle code, which v1 and v2 store differently. If
+        the zero points are middle codes only when they are read as the undeclared version, that version is used. Then
+        ``remarks`` reports it.
         """
         name = declared_format(quantization)
         if name not in _FORMATS:
@@ -167,7 +170,10 @@ class GptqFormat(ColumnPackedFormat):
         return quantization.get("sym") is True and no_rule_is_asymmetric(quantization)
 
     def middle_zeros(self, layout: PackedIntLayout, shape: Shape) -> tuple[Array, Array]:
-        """Return a row of packed middle zero points, and a mask without the bits after the last zero point."""
+        """Return a row of packed zero points that all equal the middle code, and a mask of the same words.
+
+        In the mask, the bits of zero points are 1, and the bits after the last zero point are 0.
+        """
         bits = layout.bits
         rows = shape[0]
         planes = PLANES[bits] if layout.packing == GPTQ_PLANES else ((bits, 0),)
@@ -224,7 +230,7 @@ class GptqFormat(ColumnPackedFormat):
         return order
 
     def constant_zeros(self, layout: PackedIntLayout, shape: Shape) -> Callable[[], bytes]:
-        """Return a function that returns packed middle zero points."""
+        """Return a function that returns the bytes of packed zero points that all equal the middle code."""
         bits = layout.bits
         point = layout.point - (self._checkpoint_format == V1)
         period = _period(point, PLANES[bits] if layout.packing == GPTQ_PLANES else ((bits, 0),))
@@ -251,7 +257,7 @@ class GptqFormat(ColumnPackedFormat):
     def packing_config(self, artifact: Artifact) -> Mapping[str, Any]:
         """Return ``quantization_config`` as GPTQModel writes it.
 
-        ``dynamic`` lists layers that are dense or have other settings.
+        ``dynamic`` lists dense layers, and layers whose bits or group size differ from the declared ones.
         """
         usual, layouts = self.usual_layout(artifact)
         if usual is None:
@@ -293,23 +299,29 @@ class GptqPlanesFormat(GptqFormat):
         super().__init__(PLANAR)
 
     def claims_config(self, config: Config) -> bool:
-        """Return whether ``quantization_config`` names GPTQ with planes."""
+        """Return whether ``quantization_config`` declares GPTQ in the format ``gptq_p`` (codes in bit planes)."""
         return ColumnPackedFormat.claims_config(self, config) and declared_format(config[HUGGING_FACE]) == PLANAR
 
     def why_layer_unsupported(self, spec: TensorSpec) -> str | None:
-        """Return why a tensor cannot be a packed layer; codes that readers expect in planes must be in planes."""
+        """Return the reason why a tensor cannot be stored as a packed layer; None if it can.
+
+        If readers expect codes with this number of bits in bit planes, codes in a bit stream cannot be stored.
+        """
         layout = PackedIntLayout.from_tensor(spec)
         if layout.packing == GPTQ and layout.bits in PLANES:
             return f"its codes of {layout.bits} bits are packed in planes"
         return ColumnPackedFormat.why_layer_unsupported(self, spec)
 
     def for_artifact(self, artifact: Artifact) -> GptqPlanesFormat:
-        """Return this format, because zero points are stored unchanged."""
+        """Return this format for all layers, because it stores all zero points without subtracting 1, as v2 does."""
         return self
 
 
 def declared_format(quantization: Config) -> str:
-    """Return the declared layout; ``format`` takes precedence over ``checkpoint_format``, as in GPTQModel."""
+    """Return the format that ``quantization_config`` declares, in lower case; v1 if it declares none.
+
+    The key ``format`` takes precedence over ``checkpoint_format``, as in GPTQModel.
+    """
     values = (quantization.get(key) for key in ("format", "checkpoint_format"))
     value = next((value for value in values if value is not None), V1)
     return value.lower() if isinstance(value, str) else repr(value)
@@ -346,7 +358,7 @@ def _period(point: int, planes: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _first_run(order: Array) -> int | None:
-    """Return the number of leading columns in the first group; None if all columns are in the first group."""
+    """Return the number of leading columns that have the group of the first column; None if all columns have it."""
     later_columns = np.flatnonzero(order != order[0])
     return int(later_columns[0]) if later_columns.size else None
 
@@ -354,7 +366,8 @@ def _first_run(order: Array) -> int | None:
 def _with_order(layer: Layer, layout: PackedIntLayout, order: Array, stem: str) -> Layer:
     """Return the layer with the entry ``g_idx``.
 
-    The entry is the part ``order``, unless groups are runs of columns. Then it is an extra entry, which no part needs.
+    If every group is a run of as many columns as the layout's group size, it is an extra entry, which no part needs.
+    Otherwise it is the part ``order``.
     """
     if np.array_equal(order, np.arange(order.size) // (layout.group or order.size)):
         return replace(layer, extra=(stem + G_IDX,))

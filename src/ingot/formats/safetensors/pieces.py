@@ -15,10 +15,9 @@ from ingot.model.spec import TensorSpec
 
 
 class FileEntry(NamedTuple):
-    """A header entry: the role of its part, key, element type (Ingot's name), shape and bytes.
+    """A header entry of a file: the role of the part that it stores, key, element type (Ingot's name), shape and bytes.
 
-    If the entry is no part, its contents follow from the specs, and ``content`` returns them; ``role`` is then a name
-    for messages.
+    If the entry stores no part of the tensor, ``content`` computes its bytes, and ``role`` is only used in messages.
     """
 
     role: str
@@ -37,12 +36,14 @@ class Carrier(Protocol):
         ...
 
     def file_entries(self, spec: TensorSpec) -> Sequence[FileEntry]:
-        """Return the entries of a supported tensor; entries of parts have the order of the parts."""
+        """Return the header entries of a supported tensor. Entries that store parts have the order of the parts."""
         ...
 
 
 def file_entries(spec: TensorSpec) -> list[FileEntry]:
-    """Return the entries of a dense tensor or of a sparse patch.
+    """Return the header entries that store a tensor: one with all values of a dense tensor, or two of a sparse patch.
+
+    A sparse patch stores the positions and the values of the elements that differ.
 
     Raises ``UsageError`` ``writer.length`` if the length of a part is unknown, because the header comes first.
     """

@@ -93,7 +93,10 @@ def utf8_bytes(name: str) -> int:
 
 
 def is_simple_object(name: str, obj: Object) -> bool:
-    """Return whether this is a valid dense tensor in one raw part of this file without a logical type."""
+    """Return whether an object is a valid dense tensor in one raw part without a logical type.
+
+    If the result is False, the object may still be valid; then ``check_object`` decides.
+    """
     part = obj.parts.get("data")
     return (
         part is not None
@@ -191,8 +194,9 @@ def _check_digest(digest: str, location: str) -> None:
 
 
 class _Ranges(NamedTuple):
-    """The byte ranges of all parts: indices of files, offsets, lengths. ``objects`` are the tensors that the parts
-    belong to.
+    """The byte ranges of all parts of ``objects``.
+
+    Each array has one element per part: the index of its file, its offset in the file, its length in bytes.
     """
 
     objects: Mapping[str, Object]
@@ -201,14 +205,15 @@ class _Ranges(NamedTuple):
     lengths: Array
 
     def name(self, index: int) -> tuple[str, str]:
-        """Return the tensor and the role of a part."""
+        """Return the name of the tensor to which part ``index`` belongs, and the role of the part."""
         return next(names for position, names in enumerate(_names(self.objects)) if position == index)
 
 
 def _ranges_of(objects: Mapping[str, Object], indices: Mapping[str | None, int]) -> _Ranges:
-    """Return the byte ranges of the parts of ``objects``, with the file index that ``indices`` has for their shard.
+    """Return the byte ranges of all parts of ``objects``.
 
-    The index is -1 for a shard that is not in ``indices``.
+    ``indices`` maps the name of a shard to the index of its file; the key None is the file of the manifest. A part in a
+    shard that is not in ``indices`` gets the file index -1.
     """
     if isinstance(objects, Objects):
         parts = objects.columns.parts

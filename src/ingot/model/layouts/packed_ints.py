@@ -48,7 +48,7 @@ MARLIN_24 = "marlin_24"
 MODELOPT = "modelopt_int4"
 TORCHAO = "torchao_int4"
 META = "meta"
-"""The part that selects the two of four adjacent columns that have codes; i16 [cols / 32, 2 * rows]."""
+"""The part that selects, of every four adjacent columns, the two that have codes; i16 [cols / 32, 2 * rows]."""
 FACTORS = "factors"
 """The part with a factor for every column, in the logical element type; [columns]."""
 INTEGERS, NUMBERS, SUBTRACTED, ADDED = "integers", "numbers", "subtracted", "added"
@@ -167,7 +167,7 @@ class PackedIntLayout:
 
     @property
     def stacked(self) -> bool:
-        """Whether a byte or word contains codes of several groups."""
+        """Whether a byte or word contains codes of several groups; see ``PackingForm``."""
         return self.packing_form.stacked
 
     @property
@@ -180,7 +180,7 @@ class PackedIntLayout:
 
     @property
     def lanes(self) -> int:
-        """Codes in a byte (for 3 bits: in a word) of a stacked packing."""
+        """The number of codes in a byte of a stacked packing; for 3 bits, the number of codes in a 32-bit word."""
         return 10 if self.bits == 3 else 8 // self.bits
 
     @property
@@ -264,7 +264,7 @@ class PackedIntLayout:
         return -(-word_count(self.groups(cols), 4) // multiple) * multiple
 
     def part_specs(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Return the raw parts of a tensor of ``shape``."""
+        """Return the specs of the parts of a tensor of ``shape``; all parts are uncompressed."""
         rows, cols = matrix_shape(shape)
         parts = [
             PartSpec(CODES, self.integers, DTYPES[self.integers].nbytes(prod(self.code_shape(shape)))),
