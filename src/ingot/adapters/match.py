@@ -96,9 +96,10 @@ def _missing_error(
 
 
 def _with_base_names(changes: Mapping[str, list[Change]], base: Checkpoint) -> dict[str, list[Change]]:
-    """Return changes keyed by the base's tensor names.
+    """Return the changes, keyed by the base's tensor names.
 
-    Compared with the adapter's names, these may have another prefix, or stack experts in another way.
+    The base's names may have another prefix than the adapter's names. If the base stores experts separately,
+    changes of stacks of experts are split. If the base stacks experts, changes of separate experts are stacked.
     """
     renamed: dict[str, list[Change]] = {}
     grouped: dict[str, dict[int, LowRank]] = {}
@@ -146,7 +147,11 @@ def _prefix(changes: Mapping[str, object], base: Container[str]) -> tuple[str, s
 
 
 def _separate_experts(name: str, items: Sequence[Change], base: Container[str]) -> list[tuple[str, Change]]:
-    """Return the change of a stack as changes of separate experts; empty if the base does not store them separately."""
+    """Return the changes of a stack of experts as pairs of the name of an expert's matrix and its change.
+
+    Return an empty list if ``name`` is no stack of experts with low-rank changes, or if the base does not store its
+    experts separately.
+    """
     match = _EXPERTS.match(name)
     if match is None or not all(isinstance(item, LowRank) and len(item.a.shape) == 3 for item in items):
         return []
@@ -168,9 +173,7 @@ def _separate_experts(name: str, items: Sequence[Change], base: Container[str]) 
 
 
 def _half(item: LowRank, position: int, count: int) -> LowRank:
-    """Divide the rows of a change into ``count`` equal ranges; return the change of the range with the index
-    ``position``.
-    """
+    """Return the change of one range of rows: ``position`` is its index among ``count`` equal ranges of all rows."""
     rows = item.b.shape[0] // count
     return item if count == 1 else replace(item, b=item.b.take(np.arange(position * rows, (position + 1) * rows)))
 
@@ -194,9 +197,10 @@ def _stacked_expert(name: str, items: Sequence[Change], base: Checkpoint) -> tup
 def with_split_experts(
     changes: Mapping[str, list[Change]], stacks: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Change]]:
-    """Return changes in which changes of stacks are split into changes of single experts.
+    """Return ``changes``, with each change of a stack of experts replaced by one change per expert.
 
-    ``stacks`` maps the name of a stack to the names of its experts.
+    ``stacks`` maps the names of stacks to the names of their experts. A change is returned as it is if it changes no
+    stack, or if one of the experts is not in ``stacks``.
     """
     members = {name for names in stacks.values() for name in names}
     result: dict[str, list[Change]] = {}
@@ -213,7 +217,7 @@ def _separate_in(name: str, items: Sequence[Change], members: set[str]) -> list[
 
 
 def fit(item: Change, name: str, shape: tuple[int, ...], adapter: Adapter, model_type: str) -> Change:
-    """Return a change, transposed if necessary, for the base's tensor ``name`` with the shape ``shape``.
+    """Return a change of the base's tensor ``name``, transposed if its orientation differs from ``shape``.
 
     Raises ``UnsupportedError`` ``adapter.shape`` if the change does not have this shape in any orientation.
     """

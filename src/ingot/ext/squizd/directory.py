@@ -34,9 +34,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The directory's entry for a tensor.
 
     ``offset`` is the offset of its block's magic in the file. ``scales`` is the type of its scales, and ``zeros``
-    states whether it has zero points. ``first`` and ``second`` describe its entries in the first and second round of
-    scale tables: the offset of the first entry, and the number of entries. ``mask`` has the offset of its mask and the
-    number of bytes of the mask. ``chunks`` has the digests of chunks of large parts, by role.
+    states whether it has zero points.
+
+    Scale tables have two rounds: the first has one entry for each quantized matrix, the second has the entries of
+    sub-blocks. ``first`` and ``second`` describe the tensor's entries in these rounds: the offset of the first entry,
+    and the number of entries. ``mask`` has the offset of its mask and the number of bytes of the mask. ``digests`` has
+    the digests of parts, and ``chunks`` the digests of chunks of large parts, by role.
     """
 
     shape: tuple[Unsigned, ...]
@@ -90,7 +93,7 @@ _TRUE = 0xF5
 
 @dataclass(frozen=True, slots=True)
 class EntryColumns:
-    """The fields of all entries of a directory, one column per field; their types were checked."""
+    """The fields of all entries of a directory, one column per field. ``entry`` needs columns that are ``sound``."""
 
     data: Buffer
     shape: Column
@@ -129,7 +132,11 @@ class EntryColumns:
         )
 
     def sound(self) -> bool:
-        """Return whether the values in the columns have valid types; the detailed parser finds all other errors."""
+        """Return whether the values that the column parser did not check are valid.
+
+        These are maps, booleans, pairs, layers, digests and digests of chunks. If the result is False, the caller uses
+        the detailed parser, which reports the error.
+        """
         memory = np.frombuffer(self.data, np.uint8)
         for column, is_valid in ((self.params, _is_map), (self.chunks, _is_map), (self.zeros, _is_bool)):
             starts = numbers(column.first)
@@ -193,8 +200,8 @@ def _are_chunks(value: Buffer) -> bool:
 class EncodedEntries:
     """The encoded entries of a directory, which take far less memory than objects.
 
-    ``count`` is the number of entries that are counted without being added. It serves for computing the size of a
-    directory, to which the caller adds the bytes of these entries.
+    ``count`` is the number of entries that the directory declares, and ``add`` increases it. A caller that needs only
+    the size of a directory passes the number of entries, and adds none. It computes the size of the entries itself.
     """
 
     def __init__(self, count: int = 0) -> None:

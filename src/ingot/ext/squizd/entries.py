@@ -25,7 +25,12 @@ _FIELDS = ("first", "second")
 
 @dataclass(frozen=True, slots=True)
 class _DeclaredRun:
-    """The scale entries that a directory states for a tensor: the round of tables, their range and their id."""
+    """The scale entries of a tensor in one round of the scale tables, as the directory states them.
+
+    ``round`` is 0 for the first round, which has one entry for each quantized matrix. It is 1 for the second round,
+    which has the entries of sub-blocks. ``run`` is the offset of the first entry and the number of entries. ``id`` is
+    the id that every entry must have.
+    """
 
     name: str
     round: int
@@ -36,11 +41,11 @@ class _DeclaredRun:
 def with_entries(
     source: HeaderSource, scaled: Mapping[str, Entry], tables: TableRanges, location: str
 ) -> Mapping[str, Entry]:
-    """Return the entries of quantized matrices, after a check that each matrix has scale entries under its id.
+    """Return ``scaled`` with checked and, if necessary, corrected ranges of scale entries.
 
-    ``scaled`` are all tensors of a directory with scale entries. If the entries at the stated offset have another id,
-    entries of the same round with the tensor's id are used instead. Only the ids of a range's first and last entry are
-    checked here; the other ids are checked when they are read.
+    ``scaled`` contains the directory's entries of all tensors with scales, by name. If the scale entries at a stated
+    offset have another id, entries of the same round with the tensor's id are used instead. Only the ids of a range's
+    first and last entry are checked here; the other ids are checked when they are read.
 
     Raises
     ------
@@ -231,7 +236,8 @@ def _split(all_runs: Sequence[Run], count: int) -> tuple[list[Run], list[Run]]:
 def _belong(second_round: Sequence[Run], firsts: Sequence[Run]) -> bool:
     """Return whether the second round fits the first.
 
-    Each of its ranges must have a unique id that exactly one entry of the first round has.
+    Each of its ranges must have a unique id with bit 63 set. Apart from this bit, exactly one entry of the first round
+    must have the same id.
     """
     ids = {base_id(run) for run in second_round}
     owners = Counter(map(base_id, firsts))
@@ -245,7 +251,7 @@ def assign_entries(
     """Return for every matrix of a file without a directory its first-round entry, and its name if the id implies one.
 
     If an id is that of a common tensor name, it identifies the name and the layer; bit 63 is ignored. An entry with
-    such an id is assigned to the next matrix of its layer. Entries with other ids are assigned by position. If an id
+    this id is assigned to the next matrix of the layer. Entries with other ids are assigned by position. If an id
     occurs twice, all entries are assigned by position.
 
     Parameters

@@ -103,7 +103,10 @@ class Bitmaps:
         )
 
     def _widths(self, rows: int, start: int, end: int, location: str) -> list[tuple[int, int]]:
-        """Return for every width that fits the number of words in a row, and the number of set bits."""
+        """Return every width of the bitmap at ``start`` that fits; the class defines this.
+
+        Each width is a pair: the number of 64-bit words in a row, and the number of set bits in a bitmap of this width.
+        """
         fitting = []
         ones = 0
         stripe = rows * TCA_WORD // 8
@@ -220,7 +223,7 @@ def end_of(blocks: Sequence[ScannedBlock], start: int) -> int:
 
 
 def matrices_of(blocks: Sequence[ScannedBlock]) -> defaultdict[int, dict[int, tuple[int, int]]]:
-    """Return rows and columns of the two-dimensional blocks, by layer and index."""
+    """Return the rows and columns of each two-dimensional block, by its layer and by its index in the layer."""
     matrices: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     for scanned in blocks:
         if len(scanned.block.shape) == 2:

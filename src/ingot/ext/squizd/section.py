@@ -168,7 +168,7 @@ class TensorWriter:
         role_state.take(view)
 
     def finish(self) -> int:
-        """Check that the parts are complete, write buffered parts, and return the end of the block."""
+        """Check that the parts are complete, write buffered parts, and return the offset of the end of the block."""
         self._order.end()
         if self.block.length is None:
             self._settle()
@@ -186,16 +186,19 @@ class TensorWriter:
         ]
 
     def scale_blobs(self) -> list[Blob]:
-        """Return offset, length and CRC-32C of the scale entries."""
+        """Return offset, length and CRC-32C of the scale entries; an empty list if the tensor has no scales."""
         return [] if self._scales is None else [self._scales.blob()]
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of every part, for the directory."""
+        """Return the digest of each part by role; empty if the file has no digests."""
         parts = ((role, part.digests.digest) for role, part in self._roles.items())
         return {role: digest for role, digest in parts if digest is not None}
 
     def chunks(self) -> dict[str, str]:
-        """Return the digests of chunks for the directory, as hexadecimal digits."""
+        """Return the chunk digests of each large part by role, as text.
+
+        The text contains the digests of all chunks of the part, concatenated, in hexadecimal digits.
+        """
         parts = ((role, part.digests.chunks) for role, part in self._roles.items())
         return {role: chunks.hex() for role, chunks in parts if chunks is not None}
 
@@ -271,7 +274,7 @@ class Section:
         return record
 
     def restore(self, placed: PlacedTensor, record: Mapping[str, Any]) -> None:
-        """Accept a tensor that an earlier run wrote."""
+        """Add a tensor that an earlier run wrote; ``record`` is the result of ``end`` in that run."""
         _, offset = self.cursor.block(placed.layer, placed.storage.block.lead)
         self._flush_masks()
         self._accept(placed, offset, record)

@@ -1,9 +1,12 @@
-"""Make a model with decoded weights round inputs and results like another program (option ``arithmetic``).
+"""Make a model with decoded weights round inputs and results as another program does (option ``arithmetic``).
 
-llama.cpp's CPU products round each input to a type that depends on the type of the weight. For packed weights, inputs
-are blocks of 8-bit integers. For 16-bit weights, inputs have the type of the weight. Products of integers are exact,
-and sums are in f32, so that rounding the input is all that differs from decoded weights in f32. MLX computes in the
-type of the scales, or of dense weights: weights, inputs and results are rounded to it.
+llama.cpp on a CPU rounds the inputs of linear layers. If the weight is packed, inputs are rounded to blocks of 8-bit
+integers. If the weight has 16 bits, inputs are rounded to its type. If it is f32, inputs are not rounded. Products of
+integers are exact, and sums are in f32. So only the rounding of inputs differs from a model with decoded weights in
+f32, and this module adds it.
+
+MLX rounds weights, inputs and results to one type. This is the type of the scales of packed matrices, or the type of
+dense weights if no matrix is packed.
 """
 
 from __future__ import annotations
@@ -59,8 +62,8 @@ def use_arithmetic(model: torch.nn.Module, name: str, tensors: Mapping[str, Tens
     Raises
     ------
     UnsupportedError
-        ``model.arithmetic``: the program does not read this format, or a packed matrix is not the weight of a linear
-        layer.
+        ``model.arithmetic``: the program does not read this format or a tensor's codec; for llama.cpp, a packed tensor
+        is neither the weight of a linear layer nor an embedding; for MLX, it does not compute in the stored type.
     """
     if name == LLAMA_CPP:
         if format != "gguf":
@@ -106,9 +109,9 @@ def _input_rounding(tensor: Tensor) -> Callable[[torch.Tensor], torch.Tensor] | 
 
 
 def _compute_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
-    """Return the type of the scales with which most elements of packed matrices are stored.
+    """Return the type in which MLX computes: the most frequent type of scales of packed matrices.
 
-    If there are no packed matrices, return the type of most elements of dense tensors.
+    If there are no packed matrices, return the most frequent type of dense tensors. Types are counted by elements.
     """
     packed: Counter[str] = Counter()
     dense: Counter[str] = Counter()

@@ -1,7 +1,8 @@
-"""Running models of transformers from any checkpoint that Ingot opens (``spec/loading.md``).
+"""Load models of transformers from any checkpoint that Ingot opens (``spec/loading.md``).
 
-A stack selector (``ingot.model.stacks``) chooses the stack that a ``.squizd`` file runs on. Every stack except a Core
-ML package becomes a model of transformers.
+A kernel stack is an implementation that can run a file's weights (``ingot.model.stacks``). For a ``.squizd`` file, a
+stack selector chooses the stack. If it is a Core ML package, the result is a Core ML model. For every other stack, the
+result is a model of transformers.
 """
 
 from __future__ import annotations
@@ -65,17 +66,19 @@ class ModelOverrides:
 def load_model(options: LoadOptions) -> Any:
     """Return a model of transformers with the weights of a checkpoint, in evaluation mode.
 
-    ``adapters`` add to the outputs of layers, whose weights do not change; ``ingot.hf.use_adapters`` replaces them.
+    ``adapters`` run beside the layers: they add to the outputs of layers and do not change weights. Later calls of
+    ``ingot.hf.use_adapters`` replace them.
 
-    Weights stored in the requested dtype stay in the mapped file. Other weights are decoded once. Tied weights stay
-    tied.
+    Weights stored in the requested dtype stay in the mapped file. Other weights are decoded once, unless they stay
+    packed. Tied weights stay tied.
 
     With ``stream``, decoded weights may be larger than memory: while one layer computes, the next layer is decoded, so
     that memory holds two layers. A streamed model runs one pass at a time and cannot be saved.
 
-    A ``.squizd`` file runs on the first of its stacks that this machine has and Ingot can run. On a Mac this may be the
-    Core ML package in the file. Then the model is a ``coremltools.models.MLModel``, unless ``device``, ``dtype`` or
-    ``keep_packed`` is set or ``coreml`` is false.
+    A ``.squizd`` file declares kernel stacks, which are implementations that can run its weights. The first declared
+    stack that this machine supports and Ingot can run is used. On a Mac this may be the Core ML package in the file.
+    Then the model is a ``coremltools.models.MLModel``. The package is not used if ``device`` is not the CPU or
+    ``coreml`` is false. It is also not used if ``dtype``, ``keep_packed``, ``stream`` or ``kv_cache`` is set.
 
     Returns
     -------
@@ -146,7 +149,7 @@ def load(options: LoadOptions, overrides: ModelOverrides) -> Any:
 
 
 def _stack_request(options: LoadOptions) -> StackRequest:
-    """Return the fields of ``options`` that decide on a kernel stack."""
+    """Return the request by which a stack selector chooses a kernel stack for ``options``."""
     device_type = str(options.device).partition(":")[0]
     requests = [
         text
@@ -168,7 +171,7 @@ def _stack_request(options: LoadOptions) -> StackRequest:
 def _run(
     source: ModelSource, options: LoadOptions, meter: Meter, overrides: ModelOverrides
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a model that runs on the first possible kernel stack, and the report's fields about the stack."""
+    """Return a model that runs on the first possible kernel stack, and fields of its ``LoadReport``."""
     checkpoint = source.checkpoint
     choice = None
     if checkpoint.features is not None and checkpoint.format in STACK_SELECTORS:
@@ -214,8 +217,10 @@ def _package(source: ModelSource, choice: Dispatch) -> tuple[Any, dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The inputs for building a model: ``options`` with a ``torch.device``, overrides, and the names that stay
-    packed.
+    """The inputs of ``_load``.
+
+    ``options`` are the caller's options, with ``device`` as a ``torch.device``. ``overrides`` are the caller's model
+    class, config and arguments. ``packed`` contains the names of the tensors that stay packed.
     """
 
     options: LoadOptions
@@ -224,7 +229,7 @@ class _Plan:
 
 
 def _load(torch: Any, source: ModelSource, plan: _Plan, meter: Meter) -> tuple[Any, dict[str, Any]]:
-    """Build the model; return it with its fields of the report."""
+    """Build the model; return it, and fields of its ``LoadReport``."""
     options, overrides = plan.options, plan.overrides
     checkpoint, device = source.checkpoint, options.device
     with meter.importing():  # the modules of the architecture
@@ -310,7 +315,7 @@ def _packed(checkpoint: Checkpoint, keep_packed: bool | None, choice: Dispatch |
     """Return the names of the tensors that stay packed.
 
     If ``keep_packed`` is true, these are all tensors that can stay packed; if it is false, none. If it is None, these
-    are the tensors that the chosen stack multiplies by in packed form.
+    are the tensors that the chosen kernel stack multiplies by in packed form; none without a chosen stack.
     """
     if keep_packed is not None:
         return packable(checkpoint) if keep_packed else set()

@@ -227,9 +227,9 @@ def _check_budget(lut: int, pal: int, chip: Chip) -> None:
 def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
     """Return the number of output channels of a group, a power of two.
 
-    It is large enough that each tile has at most one group, as in TG, where it is 1 for 3 channels and 32 for 512
-    channels. It is limited by the chip's maximum, and by the number of channels whose fp16 weights fit in 64 KiB (claim
-    M6).
+    It is large enough that each tile has at most one group: 1 for 3 channels and 32 for 512 channels in source TG of
+    ``spec/ane-chips.md``. It is limited by the chip's maximum, and by the number of channels whose fp16 weights fit in
+    64 KiB (claim M6).
     """
     fitting = max(1, _KERNEL_BYTES // (2 * max(1, prod(shape[1:]))))
     per_tile = -(-shape[0] // int(chip.value("weight_tiles")))
@@ -239,7 +239,8 @@ def channels_per_group(shape: tuple[int, ...], chip: Chip) -> int:
 def _geometry(weight: KernelWeight, chip: Chip) -> Header:
     """Return the header of the unit for ``weight``, with no sections yet.
 
-    The number of channels of a group is at least the vector size.
+    The number of channels of a group is that of ``channels_per_group``. If it is smaller than the vector size, it is
+    raised to the vector size. Otherwise it is rounded down to a multiple of the vector size.
     """
     ocg = max(weight.vector, channels_per_group(weight.shape, chip))
     tiles = int(chip.value("weight_tiles"))

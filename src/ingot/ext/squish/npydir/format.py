@@ -31,11 +31,11 @@ class NpydirFormat(Format):
     )
 
     def claims(self, name: str, head: bytes) -> bool:
-        """Return whether the file is a manifest, by its name."""
+        """Return whether a file that is not empty has the name of the manifest."""
         return name == MANIFEST and bool(head)
 
     def entry(self, names: Sequence[str]) -> str | None:
-        """Return the name of the manifest if the folder has one and a folder ``tensors/``; otherwise None."""
+        """Return the name of the manifest if the folder contains it and files in ``tensors/``; otherwise None."""
         return MANIFEST if MANIFEST in names and any(name.startswith(f"{FOLDER}/") for name in names) else None
 
     def has_sentinel(self, store: Store) -> bool:
@@ -70,7 +70,10 @@ class NpydirFormat(Format):
         return read_catalog(store, verify=verify)
 
     def metadata(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return metadata that JSON can store: each value that JSON would change becomes its JSON text."""
+        """Return metadata that JSON can store.
+
+        If decoding the JSON text of a value gives another value, the text replaces the value.
+        """
         return json_metadata(values)
 
     def file_name(self, stem: str) -> str:
@@ -82,5 +85,8 @@ class NpydirFormat(Format):
         return directory_size(artifact.tensors, artifact.metadata, options.digest)
 
     def writer(self, target: Target, name: str, artifact: Artifact, options: WriteOptions) -> NpydirWriter:
-        """Return a writer; it creates its files under the target as ``tensors/...``."""
+        """Return a writer of the directory ``target``.
+
+        It writes the arrays to the folder ``tensors/`` in it, then the manifest, ``ingot.json`` and the sentinels.
+        """
         return NpydirWriter(target, artifact.tensors, artifact.metadata, options)

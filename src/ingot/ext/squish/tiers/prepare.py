@@ -29,12 +29,12 @@ def prepare(
 ) -> Choice:
     """Return the tier to load; on the first load, build a tier that later loads use.
 
-    Normally the bf16 tier is built, but only if the preferred type is bf16 or unknown, because it would round other
-    types. Exception: for MLX and source arrays below 8 bits, the 4-bit or 3-bit tier is built. It must be able to store
-    all tensors with exactly their values.
+    A tier is built only if ``choose`` returns the source arrays. Normally it is the bf16 tier. This tier is built only
+    if the preferred type is bf16 or unknown, because it would round other types. Exception: for MLX and source arrays
+    below 8 bits, it is the 4-bit or 3-bit tier. This tier must be able to store all tensors with exactly their values.
 
-    If the disk is full or read-only, or if the tier's type cannot represent a value, no tier is built. The tensors are
-    then decoded into memory, and a note says so.
+    No tier is built if ``cache`` is false, or if weights stay packed in torch. No tier is saved if the disk is full or
+    read-only, or if the tier's type cannot represent a value. The source arrays are then loaded, and a note states why.
 
     Parameters
     ----------
@@ -91,7 +91,10 @@ class TierPreparer:
         return holds_tiers(store)
 
     def prepare(self, location: Location, request: LoadRequest) -> PreparedModel:
-        """Choose a tier. Raises the errors of ``ext.squish.tiers.prepare.prepare``."""
+        """Return the tier that the function ``prepare`` of this module chooses or builds. Raises its errors.
+
+        If the request has no dtype but a ``model_dir``, the preferred dtype of that folder is used.
+        """
         from ingot.ext.squish.tiers.prepare import prepare  # imports conversions, which other loads do not need
 
         dtype = request.dtype
