@@ -42,7 +42,7 @@ def command(
     from ingot.runtime.quantize.report import with_estimate
     from ingot.runtime.quantize.run import prepare, quantize
 
-    if str(options.calibration) != NONE and not quiet:  # a model of 135 M weights takes half a minute
+    if str(options.calibration) != NONE and not quiet and sys.stderr.isatty():  # 135 M weights take half a minute
         line("estimating time and memory ...", stream=sys.stderr)
     if dry_run:
         prepared, estimate = prepare(options)

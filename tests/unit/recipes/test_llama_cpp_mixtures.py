@@ -262,7 +262,7 @@ def test_a_mixture_is_no_type_of_a_budget() -> None:
 
 
 def test_presets_are_recipes_that_can_be_edited() -> None:
-    assert len(PRESETS) == 2 * len(NAMES) - 4
+    assert len(PRESETS) == 2 * len(NAMES) - 5
     for preset in PRESETS:
         recipe = parse_recipe(preset_toml(preset), location=preset)
         assert recipe.name == preset
