@@ -94,7 +94,7 @@ and everything else in 16 bits, divided by the number of all weights.
 - **Ingot**: layouts as described on their pages. The default is the least squared error; `two-sided` uses statistics of
   96 samples of the model itself ([quantizers.md](quantizers.md)) and no text.
   The rows `two-sided` were measured before errors were fed back along rows: KL moved by at most 4 % on the small model
-  ([recipes.md](recipes.md#presets)).
+  ([recipes.md](recipes.md#presets)). Trellises were measured with an older search ([quantizers.md](quantizers.md)).
 - **llama.cpp**: its own quantizer (`ggml_quantize_chunk` of xllamacpp 2026.10.11549 for the real model, of
   llama-cpp-python 0.3.36 for the others), decoded by gguf-py; `imatrix` was computed from windows of prose that follow
   the scored ones. If 256 does not divide a matrix's columns, the matrix has llama-quantize's fallback type, and the
