@@ -232,7 +232,7 @@ def error_sums(weights: Array, values: Array, factors: Factors) -> tuple[float, 
         product = _times(matrix, inputs, unit)
         if factors.outputs is not None:
             product = _times(factors.outputs, product if exact else Pairs.pack(product, unit))
-        return sum(float(np.vdot(row.astype(np.float64), other)) for row, other in zip(matrix, product, strict=True))
+        return sum(float(np.vdot(row.astype(np.float64), sums)) for row, sums in zip(matrix, product, strict=True))
 
     total = weigh(weights)
     return (weigh(values - weights) if total > 0 else 0.0), total

@@ -70,9 +70,9 @@ class Zt2Appender(FormatWriter):
         raw, manifest = read_manifest(source)
         self._old_footer = read_footer(source)
         self._old_size = source.size
-        taken = next((spec.name for spec in specs if spec.name in manifest.objects), None)
-        if taken is not None:
-            message = f"the file already has a tensor {taken[:200]!r}; rename the new one"
+        duplicate = next((spec.name for spec in specs if spec.name in manifest.objects), None)
+        if duplicate is not None:
+            message = f"the file already has a tensor {duplicate[:200]!r}; rename the new one"
             raise UsageError(message, rule="append.duplicate", where=name)
         self._root = cast("dict[str, Any]", cbor.loads(raw, location=name, deterministic=True))
         self._entries: dict[str, Any] = {}
