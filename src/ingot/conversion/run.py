@@ -18,6 +18,7 @@ from ingot.artifacts.companions import companion_config, copy_companions
 from ingot.artifacts.destination import CPU, Destination, destination, is_distributed, stage
 from ingot.artifacts.open import Source, open_source
 from ingot.artifacts.remarks import UNREAD, remarks
+from ingot.conversion.block_types import type_notes, with_model_rules
 from ingot.conversion.budget.report import BudgetReport
 from ingot.conversion.budget.search import resolve_budget
 from ingot.conversion.encoding import require_all_used
@@ -28,7 +29,7 @@ from ingot.conversion.model_folder import with_model_folder
 from ingot.conversion.modelfile import require_free, write_modelfile
 from ingot.conversion.options import ConvertOptions
 from ingot.conversion.packed_layers import repeated_scales, require_layers
-from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion, type_notes, with_model_rules
+from ingot.conversion.plan import ConvertPlan, PlanRequest, plan_conversion
 from ingot.conversion.prepare_source import (
     TiedHead,
     accepted_defects,

@@ -11,11 +11,11 @@ from ingot.artifacts.adapter_files import refuse_adapter
 from ingot.artifacts.destination import CPU
 from ingot.artifacts.open import open_source
 from ingot.codecs.table import stored_exactly
+from ingot.conversion.block_types import with_model_rules
 from ingot.conversion.choose_preset import Chosen, choose
 from ingot.conversion.estimate import Estimate, estimate_rounding
 from ingot.conversion.modelfile import require_free
 from ingot.conversion.options import ConvertOptions
-from ingot.conversion.plan import with_model_rules
 from ingot.conversion.prepared import Prepared
 from ingot.conversion.preset_fit import quantizes
 from ingot.conversion.run import convert
